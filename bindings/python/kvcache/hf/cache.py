@@ -197,7 +197,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         try:
             store, step = self.store, self._step
             if store is not None and store.cache.is_open:
-                self._pages.leave(store, self._rows, step is not None and step.in_store)
+                self._pages.leave(store, self._rows, store.step if step is not None and step.in_store else None)
         except Exception:  # noqa: BLE001 (never from a finaliser; the pages go with the store at the latest)
             pass
 
@@ -312,10 +312,10 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
     def _overwrite(self, layer: int, keys=None, values=None) -> None:
         """What `layer.keys = ...` and `layer.values = ...` do."""
         self._commit()
-        stored, storage = self._stored(layer), self._storage[layer] if self.store is not None else None
+        stored = self._stored(layer)
         if stored[0] is None:
             raise ValueError(f"layer {layer}: keys and values are assigned before the first forward; give them to update")
-        if storage.kind == "mla":
+        if self._storage[layer].kind == "mla":
             raise NotImplementedError(f"layer {layer}: latents cannot be assigned")
         new = [old if given is None else given for old, given in zip(stored, (keys, values))]
         for name, old, given in zip(("keys", "values"), stored, new):

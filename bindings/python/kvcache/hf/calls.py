@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from contextlib import ExitStack
 
 import torch
 
@@ -22,85 +23,73 @@ class Pages:
 
     def __init__(self):
         self._lock = threading.RLock()
-        self._left: deque = deque()  # (store, ids, whether its step is theirs)
+        self._left: deque = deque()  # (store, ids, the open step that goes with them, or None)
 
     def __enter__(self) -> Pages:
         self._lock.acquire()
         return self
 
     def __exit__(self, *_) -> None:
-        self._remove_left()
-        self._lock.release()
+        try:
+            self._remove_left()
+        finally:
+            self._lock.release()
 
-    def leave(self, store, rows: list[int], aborts: bool) -> None:
+    def leave(self, store, rows: list[int], step) -> None:
         """For a finaliser, which may run in any thread: removed now, or by whoever has the lock."""
-        self._left.append((store, rows, aborts))
+        self._left.append((store, rows, step))
         if self._lock.acquire(blocking=False):
             self.__exit__()
 
     def _remove_left(self) -> None:
         while self._left:
-            store, rows, aborts = self._left.popleft()
+            store, rows, step = self._left.popleft()
             if store.cache.is_open:
-                if aborts:
-                    store.abort()
+                if step is not None:
+                    store.abort(step)
                 for row in rows:
                     store.remove(row)
 
 
 class Call:
-    """The outermost forward of a model in this thread. Caches take part that it was given, or that were updated in it."""
+    """The outermost forward of a model in this thread. Caches take part that it was given, or that were updated in it.
 
-    def __init__(self, args, kwargs):
-        self._points: list[tuple] = []  # (cache, its state before)
-        self._args, self._kwargs = args, kwargs
+    `stack` ends the call: each cache keeps what it got, or goes back to where it was, and gives up its lock.
+    """
 
-    def __enter__(self) -> Call:
-        _thread.call = self
-        _thread.waiting = None
-        try:
-            for argument in (*self._args, *self._kwargs.values()):
-                for cache in getattr(argument, "_caches_of_call", tuple)():
-                    self.join(cache)
-            if self._points:
-                self._check()
-        except BaseException:
-            self.__exit__(True)
-            raise
-        return self
-
-    def _check(self) -> None:
-        """What only the arguments of the model tell."""
-        inputs, mask, *_ = (*self._args, None, None)
-        for name in ("inputs_embeds", "input_ids"):
-            given = self._kwargs.get(name)
-            inputs = inputs if given is None else given
-        mask = self._kwargs.get("attention_mask", mask)
-        if isinstance(inputs, torch.Tensor) and isinstance(mask, torch.Tensor) and mask.ndim == 2 and inputs.ndim > 1:
-            for cache, _ in self._points:
-                cache._check_call(inputs.shape[1], mask)
+    def __init__(self, stack: ExitStack, args, kwargs):
+        self._stack = stack
+        self._caches: list = []
+        stack.callback(_forget_call)
+        _thread.call, _thread.waiting = self, None
+        for argument in (*args, *kwargs.values()):
+            for cache in getattr(argument, "_caches_of_call", tuple)():
+                self.join(cache)
+        if self._caches:
+            self._check(args, kwargs)
 
     def join(self, cache) -> None:
-        if any(known is cache for known, _ in self._points):
+        if any(known is cache for known in self._caches):
             return
-        cache._pages.__enter__()
-        try:
-            self._points.append((cache, cache._begin_call()))
-        except BaseException:
-            cache._pages.__exit__()
-            raise
+        self._stack.enter_context(cache._pages)
+        point = cache._begin_call()
+        self._stack.push(lambda failure, *_: cache._end_call() if failure is None else cache._undo(point))
+        self._caches.append(cache)
 
-    def __exit__(self, failure, *_) -> None:
-        _thread.call = _thread.waiting = None
-        try:
-            for cache, point in reversed(self._points):
-                if failure is not None:
-                    cache._undo(point)
-                else:
-                    cache._end_call()
-        finally:
-            for cache, _ in reversed(self._points):
-                cache._pages.__exit__()
+    def _check(self, args, kwargs) -> None:
+        """What only the arguments of the model tell."""
+        inputs, mask, *_ = (*args, None, None)
+        for name in ("inputs_embeds", "input_ids"):
+            given = kwargs.get(name)
+            inputs = inputs if given is None else given
+        mask = kwargs.get("attention_mask", mask)
+        if isinstance(inputs, torch.Tensor) and isinstance(mask, torch.Tensor) and mask.ndim == 2 and inputs.ndim > 1:
+            for cache in self._caches:
+                cache._check_call(inputs.shape[1], mask)
+
+
+def _forget_call() -> None:
+    _thread.call = _thread.waiting = None
 
 
 def join_call(cache) -> bool:
@@ -131,7 +120,8 @@ def watch_calls(model_class: type) -> None:
     def watched(self, *args, **kwargs):
         if torch.compiler.is_compiling() or getattr(_thread, "call", None) is not None:
             return call(self, *args, **kwargs)
-        with Call(args, kwargs):
+        with ExitStack() as stack:
+            Call(stack, args, kwargs)
             return call(self, *args, **kwargs)
 
     watched.watches_calls = True

@@ -111,9 +111,15 @@ class Store:
         forward, self._forward = self._forward, None
         forward.end()
 
-    def abort(self) -> None:
-        forward, self._forward = self._forward, None
-        if forward is not None:
+    @property
+    def step(self):
+        """What tells an open step from others; None: no step is open."""
+        return self._forward
+
+    def abort(self, step=None) -> None:
+        """Undo the open step, if any; with `step`, only if it is that one."""
+        if self._forward is not None and step in (None, self._forward):
+            forward, self._forward = self._forward, None
             forward.abort()
 
     def append(self, layer: int, keys, values) -> None:

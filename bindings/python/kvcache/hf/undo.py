@@ -102,7 +102,7 @@ class UndoneCalls:
     def _begin_step(self) -> None:
         """Before the first change of a forward."""
         if not join_call(self) and self._point is None:
-            self._point = UndoneCalls._begin_call(self)
+            self._begin_call()
 
     def _is_whole(self) -> bool:
         return self._step is not None and self._pending is None and not self._attention - self._step.done

@@ -208,17 +208,6 @@ def test_a_failed_first_forward_binds_the_cache_to_nothing():
     assert cache.batch_size == 1
 
 
-def test_a_forward_that_nobody_finishes_is_undone_with_its_states():
-    """Layers are called by hand, so that no model says when its forward ends."""
-    subject = Subject("qwen3_next", "gather")
-    wanted = subject.rest(subject.cache(), 0)
-    cache = subject.cache()
-    subject.forward(cache, 0, PROMPT)
-    with hooked(subject.layers[2], True, Failure()), pytest.raises(Failure):
-        subject.forward(cache, PROMPT, PROMPT + 1)
-    assert torch.equal(subject.rest(cache, PROMPT), wanted[:, PROMPT:])
-
-
 # Padding --------------------------------------------------------------------------------------------
 
 
