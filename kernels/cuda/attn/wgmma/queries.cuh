@@ -53,27 +53,36 @@ KVC_HD bool aligned_16(const kernels::TokenRows& rows) {
           15u) == 0;
 }
 
+// Where a packed row of queries lies.
+struct QueryRow {
+  const std::byte* from;
+  int64_t packed;  // Its token among those of the batch.
+};
+KVC_DEVICE QueryRow query_row(const kernels::AttnParams& params,
+                              const kernels::AttnSequence& sequence, int32_t kv_head, int32_t row) {
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+  const int64_t packed = packed_row_of(sequence, row / group_size);
+  const int64_t head = int64_t{kv_head} * group_size + row % group_size;
+  return {params.q.base + packed * params.q.token_stride + head * params.q.head_stride, packed};
+}
+
 // Eight elements of a query, as they are stored in shared memory.
 struct QueryPiece {
   Words4 words;
   std::byte* to;
 };
 
-// The piece `index` of a tile of Rows rows, rotated. See load_queries.
+// Piece `piece` of a tile of Rows rows, rotated. See load_queries.
 template <kernels::DType T, int Dim, int Rows>
 KVC_DEVICE QueryPiece load_piece(const kernels::AttnParams& params,
                                  const kernels::AttnSequence& sequence,
                                  const kernels::Rotation& rotation, int32_t kv_head,
                                  int32_t first_row, int32_t row_end, std::byte* shared,
                                  int32_t piece) {
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int32_t row = piece / (Dim / 8), index = piece % (Dim / 8) * 8;
   QueryPiece out = {Words4{}, shared + block_offset(Rows, row, index)};
   if (first_row + row >= row_end || index >= params.k_dim) return out;
-  const int32_t token = (first_row + row) / group_size, head = (first_row + row) % group_size;
-  const int64_t packed = packed_row_of(sequence, token);
-  const std::byte* from = params.q.base + packed * params.q.token_stride +
-                          (int64_t{kv_head} * group_size + head) * params.q.head_stride;
+  const auto [from, packed] = query_row(params, sequence, kv_head, first_row + row);
   if (rotation.rotary_dim == 0) {
     out.words = load_16(from + 2 * index);
     return out;
@@ -118,7 +127,6 @@ KVC_DEVICE void load_queries(const kernels::AttnParams& params,
     }
     return;
   }
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
 #pragma unroll 1
   for (int32_t i = thread; i < kPieces; i += Threads) {
     const int32_t row = i / (Dim / 8), index = i % (Dim / 8) * 8;
@@ -127,14 +135,11 @@ KVC_DEVICE void load_queries(const kernels::AttnParams& params,
       *reinterpret_cast<Words4*>(to) = Words4{};
       continue;
     }
-    const int32_t token = (first_row + row) / group_size, head = (first_row + row) % group_size;
-    const int64_t packed = packed_row_of(sequence, token);
-    const std::byte* from = params.q.base + packed * params.q.token_stride +
-                            (int64_t{kv_head} * group_size + head) * params.q.head_stride;
+    const QueryRow query = query_row(params, sequence, kv_head, first_row + row);
 #pragma unroll 1
     for (int32_t j = 0; j < 8; ++j) {
-      const float value = rotated(rotation, packed, index + j, [&](int32_t at) {
-        return load_element(from, params.q.dtype, at);
+      const float value = rotated(rotation, query.packed, index + j, [&](int32_t at) {
+        return load_element(query.from, params.q.dtype, at);
       });
       store_element(to, T, j, value);
     }
