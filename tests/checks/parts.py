@@ -56,6 +56,8 @@ def all_parts():
              left="55 of 60 seconds for each target: what was found is replayed in both"),
         Part("clients", tier_1="make clients-smoke", tier_2="make clients", inputs=CODE + ["bindings/**", "tests/clients/**"],
              left="all but the three families of transformers that differ most, and all but candle's shortest test: they take six minutes"),
+        Part("sweep", tier_2="make build && tests/clients/hf/run --sweep", inputs=CODE + ["bindings/python/**", "docs/huggingface.md"],
+             left="all: every type of transformers, most of which no change touches; the families of the tests stand for them"),
         Part("packages", tier_1="make packages", tier_2="make packages", only_when_changed=True,
              inputs=["CMakeLists.txt", "src/*.cmake", "src/*.in", "src/tiers/CMakeLists.txt", "tools/CMakeLists.txt",
                      "kernels/**/CMakeLists.txt", "include/**", "packaging/**", "bindings/python/pyproject.toml",

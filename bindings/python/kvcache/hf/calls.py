@@ -60,10 +60,12 @@ class Call:
     def __init__(self, stack: ExitStack, args, kwargs):
         self._stack = stack
         self._caches: list = []
+        self._given = [argument for argument in (*args, *kwargs.values()) if hasattr(argument, "_caches_of_call")]
+        self._wants_cache = kwargs.get("use_cache") is not False
         stack.callback(_forget_call)
         _thread.call, _thread.waiting = self, None
-        for argument in (*args, *kwargs.values()):
-            for cache in getattr(argument, "_caches_of_call", tuple)():
+        for given in self._given:
+            for cache in given._caches_of_call():
                 self.join(cache)
         if self._caches:
             self._check(args, kwargs)
@@ -86,6 +88,13 @@ class Call:
         if isinstance(inputs, torch.Tensor) and isinstance(mask, torch.Tensor) and mask.ndim == 2 and inputs.ndim > 1:
             for cache in self._caches:
                 cache._check_call(inputs.shape[1], mask)
+
+    def check_used(self, model) -> None:
+        """Refuse a model that takes a cache and keeps its past elsewhere: its next tokens would not see these."""
+        if self._wants_cache and any(given._is_unused() for given in self._given):
+            raise NotImplementedError(
+                f"past_key_values: {type(model).__name__} has put nothing into it; what came before is kept elsewhere, or lost"
+            )
 
 
 def _forget_call() -> None:
@@ -121,8 +130,10 @@ def watch_calls(model_class: type) -> None:
         if torch.compiler.is_compiling() or getattr(_thread, "call", None) is not None:
             return call(self, *args, **kwargs)
         with ExitStack() as stack:
-            Call(stack, args, kwargs)
-            return call(self, *args, **kwargs)
+            forward = Call(stack, args, kwargs)
+            output = call(self, *args, **kwargs)
+            forward.check_used(self)
+            return output
 
     watched.watches_calls = True
     watched.__doc__ = call.__doc__

@@ -49,6 +49,9 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
     def _undo(self, point: dict) -> None:
         self.is_updated = point
 
+    def _is_unused(self) -> bool:
+        return self.self_attention_cache._is_unused()
+
     def __copy__(self):
         return self.self_attention_cache.__copy__()
 

@@ -152,6 +152,10 @@ if compat.LinearAttentionLayer is not None:
         def batch_select_indices(self, indices) -> None:
             self._rows(lambda value: value[indices, ...])
 
+        @property
+        def is_used(self) -> bool:
+            return any(self.is_conv_states_initialized.values()) or any(self.is_recurrent_states_initialized.values())
+
         def copy_states(self, other) -> None:
             """Give another layer the same states, in tensors of its own."""
             for name in ("conv_states", "recurrent_states"):
@@ -187,6 +191,10 @@ if compat.LinearAttentionLayer is not None:
 
         def update(self, key_states, value_states, *args, **kwargs):
             return KVLayer.update(self, key_states, value_states)
+
+        @property
+        def is_used(self) -> bool:
+            return self.seen > 0
 
         get_max_length = KVLayer.get_max_length
         is_croppable = False

@@ -106,6 +106,10 @@ def _layer_types(config, count: int) -> list[str]:
 def layer_specs(config) -> list[LayerSpec]:
     """The layers of a decoder configuration, in the order of transformers' layer_idx."""
     count = _num_layers(config)
+    crossing = getattr(config, "cross_attention_layers", None)
+    if crossing:
+        raise NotImplementedError(f"config: layers {list(crossing)} keep K and V of an image (cross_attention_layers), which kvcache.hf does "
+                                  "not serve")
     specs = []
     for index, type_ in enumerate(_layer_types(config, count)):
         one = _layer_config(config, index)

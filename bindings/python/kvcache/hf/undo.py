@@ -99,6 +99,9 @@ class UndoneCalls:
         if self._step is None:
             self._point = None
 
+    def _is_unused(self) -> bool:
+        return not any(layer.is_used if isinstance(layer, StateLayer) else getattr(layer, "seen", 0) for layer in self.layers)
+
     def _begin_step(self) -> None:
         """Before the first change of a forward."""
         if not join_call(self) and self._point is None:

@@ -3,6 +3,7 @@
 
 import families
 import pytest
+import shrunk
 import torch
 from kvcache.hf import PagedCache, PagedEncoderDecoderCache, kvcache_attention
 from steps import V5, decode, dynamic, generate, same
@@ -311,3 +312,35 @@ def test_padding_that_recurrent_layers_read_is_refused_when_fused_and_right_when
     assert (ours - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
     gathered = generate(theirs, PagedCache(theirs.config), new=8)
     assert same(gathered, generate(theirs, dynamic(theirs), new=8))
+
+
+# Models whose past the cache does not hold ----------------------------------------------------------
+
+
+@pytest.mark.skipif(not V5, reason="version 4 builds other configurations")
+@pytest.mark.parametrize("model_type, name", [("openai-gpt", "OpenAIGPTLMHeadModel"), ("mamba", "MambaForCausalLM"), ("rwkv", "RwkvForCausalLM")])
+def test_a_model_that_puts_nothing_into_its_cache_is_refused(model_type, name):
+    model = shrunk.build(model_type, name)
+    cache = PagedCache(model.config)
+    with pytest.raises(NotImplementedError, match=f"past_key_values: {name} has put nothing into it"):
+        run(model, cache, families.prompt(1, 5)[0], use_cache=True)
+    assert run(model, cache, families.prompt(1, 5)[0], use_cache=False).logits.isfinite().all()
+
+
+@pytest.mark.skipif(not V5, reason="version 4 builds other configurations")
+def test_a_recurrent_model_is_served_by_the_name_of_its_own_argument():
+    model = shrunk.build("mamba", "MambaForCausalLM")
+    ids = families.prompt(2, 9)[0]
+    last = []
+    with torch.inference_mode():
+        for cache in (PagedCache(model.config), dynamic(model)):
+            model(input_ids=ids[:, :8], cache_params=cache, use_cache=True)
+            last.append(model(input_ids=ids[:, 8:], cache_params=cache, use_cache=True).logits)
+    assert torch.equal(*last)
+
+
+def test_layers_that_keep_an_image_are_refused_by_their_numbers():
+    config = families.build("llama").config
+    config.cross_attention_layers = [1]
+    with pytest.raises(NotImplementedError, match=r"config: layers \[1\] keep K and V of an image"):
+        PagedCache(config)
