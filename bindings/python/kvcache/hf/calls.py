@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections import deque
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
@@ -57,12 +58,16 @@ class Call:
     `stack` ends the call: each cache keeps what it got, or goes back to where it was, and gives up its lock.
     """
 
-    def __init__(self, stack: ExitStack, args, kwargs):
+    def __init__(self, stack: ExitStack, model, args, kwargs):
+        self._model = model
         self._stack = stack
         self._caches: list = []
         self._given = [argument for argument in (*args, *kwargs.values()) if hasattr(argument, "_caches_of_call")]
         self._wants_cache = kwargs.get("use_cache") is not False
         stack.callback(_forget_call)
+        for module in (model, getattr(model, "model", None)):
+            if "rope_deltas" in getattr(module, "__dict__", ()):  # M-RoPE: what an image shifts the positions behind it by
+                stack.push(partial(_put_back, module, module.rope_deltas))
         _thread.call, _thread.waiting = self, None
         for given in self._given:
             for cache in given._caches_of_call():
@@ -89,16 +94,21 @@ class Call:
             for cache in self._caches:
                 cache._check_call(inputs.shape[1], mask)
 
-    def check_used(self, model) -> None:
+    def check_used(self) -> None:
         """Refuse a model that takes a cache and keeps its past elsewhere: its next tokens would not see these."""
         if self._wants_cache and any(given._is_unused() for given in self._given):
             raise NotImplementedError(
-                f"past_key_values: {type(model).__name__} has put nothing into it; what came before is kept elsewhere, or lost"
+                f"past_key_values: {type(self._model).__name__} has put nothing into it; what came before is kept elsewhere, or lost"
             )
 
 
 def _forget_call() -> None:
     _thread.call = _thread.waiting = None
+
+
+def _put_back(module, rope_deltas, failure, *_) -> None:
+    if failure is not None:
+        module.rope_deltas = rope_deltas
 
 
 def join_call(cache) -> bool:
@@ -130,9 +140,9 @@ def watch_calls(model_class: type) -> None:
         if torch.compiler.is_compiling() or getattr(_thread, "call", None) is not None:
             return call(self, *args, **kwargs)
         with ExitStack() as stack:
-            forward = Call(stack, args, kwargs)
+            forward = Call(stack, self, args, kwargs)
             output = call(self, *args, **kwargs)
-            forward.check_used(self)
+            forward.check_used()
             return output
 
     watched.watches_calls = True

@@ -168,6 +168,14 @@ def _whisper():
     )
 
 
+def _qwen2_vl():
+    return "Qwen2VLForConditionalGeneration", "Qwen2VLConfig", dict(
+        text_config=dict(_COMMON, rope_parameters=dict(rope_type="default", rope_theta=10000.0, mrope_section=[4, 2, 2])),
+        vision_config=dict(depth=2, embed_dim=32, hidden_size=64, num_heads=2, mlp_ratio=2, patch_size=2, temporal_patch_size=1),
+        image_token_id=VOCAB - 1, video_token_id=VOCAB - 2, vision_start_token_id=VOCAB - 3, vision_end_token_id=VOCAB - 4,
+    )
+
+
 def _diffllama():
     # Two attention calls per layer, each with another half of V.
     return "DiffLlamaForCausalLM", "DiffLlamaConfig", {}
@@ -237,6 +245,9 @@ HYBRID = dict(falcon_h1=_falcon_h1, jamba=_jamba, qwen3_next=_qwen3_next)
 # Models with an encoder whose K and V are written once.
 ENCODER_DECODER = dict(t5=_t5, whisper=_whisper)
 
+# Models that give tokens positions in time, height and width of an image.
+MROPE = dict(qwen2_vl=_qwen2_vl)
+
 # Decoders that fused caches refuse, for the reasons in docs/huggingface.md.
 CHANGING = dict(diffllama=_diffllama, jetmoe=_jetmoe)  # K or V, between the cache and attention
 # They have a table of attention classes instead of the attention interface.
@@ -248,15 +259,18 @@ REFUSED = {**CHANGING, **CLASS_TABLES, **OWN_ATTENTION, **READING_PADDING}
 # Families that multiply embeddings, or whose position embeddings would drown the tokens.
 _EMBEDDING = dict(gemma2=0.1, gemma3=0.1, gemma3n=0.1, gemma4=0.1, recurrent_gemma=0.1, whisper=0.3)
 
-FAMILIES = {**ATTENTION, **HYBRID, **ENCODER_DECODER, **REFUSED}
+FAMILIES = {**ATTENTION, **HYBRID, **ENCODER_DECODER, **MROPE, **REFUSED}
 
 
 def build(name, dtype=torch.float32, attention="eager", seed=20261, **changes):
     """The model of a family, in eval mode. The same seed gives the same weights in every dtype, up to rounding."""
     model_name, config_name, values = FAMILIES[name]()
     config_class = getattr(transformers, config_name)
-    common = _COMMON if name not in ENCODER_DECODER else dict(vocab_size=VOCAB, pad_token_id=0, eos_token_id=None,
-                                                               bos_token_id=1)
+    common = _COMMON
+    if name in MROPE:
+        common = {}
+    elif name in ENCODER_DECODER:
+        common = dict(vocab_size=VOCAB, pad_token_id=0, eos_token_id=None, bos_token_id=1)
     config = config_class(**{**common, **values, **changes})
     config._attn_implementation = attention
     torch.manual_seed(seed)
@@ -296,6 +310,19 @@ def rescale(model, seed, embedding=1.0):
                 parameter.copy_(noise * (1.6 / math.sqrt(fan_in)))
             elif "norm" not in name:
                 parameter.copy_(noise * 0.2)
+
+
+def with_image(model, ids, begin=2):
+    """Token ids and the arguments of a first forward in which each row of `ids` has an image of 2 x 4 tokens behind `begin`."""
+    rows, vision = len(ids), model.config.vision_config
+    merge = vision.spatial_merge_size
+    ids = ids.clone()
+    ids[:, begin - 1] = model.config.vision_start_token_id
+    ids[:, begin:begin + 8] = model.config.image_token_id
+    patches = rows * 8 * merge * merge
+    pixels = torch.randn(patches, vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+                         generator=torch.Generator().manual_seed(3))
+    return ids, dict(pixel_values=pixels, image_grid_thw=torch.tensor([[1, 2 * merge, 4 * merge]] * rows))
 
 
 def prompt(batch, length, seed=7, padding=None):

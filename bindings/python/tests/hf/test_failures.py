@@ -17,12 +17,12 @@ from test_encoder_decoder import inputs
 
 pytestmark = pytest.mark.skipif(not V5, reason="version 4 has other layers in half of the families")
 
-# Full attention, windows, chunks, latents, shared K and V, sinks, other heads per layer, three hybrids, two encoder-decoders.
+# Full attention, windows, chunks, latents, shared K and V, sinks, other heads per layer, three hybrids, two encoder-decoders, M-RoPE.
 FAMILIES = ("llama", "mistral", "llama4", "deepseek_v3", "gemma3n", "gpt_oss", "mimo_v2", "falcon_h1", "jamba", "qwen3_next",
-            "t5", "whisper")
+            "t5", "whisper", "qwen2_vl")
 MODES = ("gather", "fused")
 TOKENS = families.prompt(2, 24)[0]
-PROMPT = 14
+PROMPT, SPLIT = 14, 11  # behind an image
 
 
 class Failure(Exception):
@@ -36,6 +36,9 @@ class Subject:
         self.family, self.mode = family, mode
         self.model = families.build(family, attention="kvcache" if mode == "fused" else "eager")
         self.encodes = family in families.ENCODER_DECODER
+        self.tokens, self.image = TOKENS, {}
+        if family in families.MROPE:
+            self.tokens, self.image = families.with_image(self.model, TOKENS)
         if self.encodes:
             given = inputs(family, torch.float32)
             with torch.inference_mode():
@@ -48,11 +51,13 @@ class Subject:
 
     @torch.inference_mode()
     def forward(self, cache, begin, end, **more):
-        ids = TOKENS[:, begin:end]
+        ids = self.tokens[:, begin:end]
         if self.encodes:
             more |= dict(decoder_input_ids=ids, **self.given)
         else:
             more |= dict(input_ids=ids)
+        if self.image and begin == 0:
+            more |= dict(self.image, mm_token_type_ids=(ids == self.model.config.image_token_id).int())
         if cache is not None:
             more |= dict(past_key_values=cache)
         return self.model(use_cache=cache is not None, **more).logits
@@ -151,7 +156,7 @@ def test_what_follows_a_failed_forward_is_what_a_new_process_computes(family, mo
     wanted = subject.rest(subject.cache(), 0)
     cases = 0
     # In the first forward of a cache, in a burst, in a step of one token.
-    for begin, end in ((0, PROMPT), (6, PROMPT), (PROMPT, PROMPT + 1)):
+    for begin, end in ((0, PROMPT), (SPLIT, PROMPT), (PROMPT, PROMPT + 1)):
         # What a cache computes in which nothing failed, in the same bursts.
         behind = subject.cache()
         if begin:
@@ -196,6 +201,22 @@ def test_a_full_pool_can_be_retried(family, mode):
             subject.model(input_ids=big, past_key_values=cache, use_cache=True)
         assert cache.get_seq_length() == PROMPT
     assert torch.equal(subject.rest(cache, PROMPT)[:, :4], wanted[:, PROMPT:PROMPT + 4])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_failed_image_moves_no_positions_of_other_caches(mode):
+    """The model itself keeps what an image shifts positions by."""
+    subject = Subject("qwen2_vl", mode)
+    cache = subject.cache()
+    subject.image, image = {}, subject.image  # A prompt without one.
+    subject.tokens, with_image = TOKENS, subject.tokens
+    wanted = subject.rest(subject.cache(), 0)[:, PROMPT:]
+    subject.forward(cache, 0, PROMPT)
+    subject.tokens, subject.image = with_image, image
+    with hooked(subject.layers[1], True, Failure()), pytest.raises(Failure):
+        subject.forward(subject.cache(), 0, PROMPT)
+    subject.tokens, subject.image = TOKENS, {}
+    assert torch.equal(subject.rest(cache, PROMPT), wanted)
 
 
 def test_a_failed_first_forward_binds_the_cache_to_nothing():
