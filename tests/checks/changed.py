@@ -68,6 +68,8 @@ TABLE = [
     (".ci/", ["script tests/install/deps.py"]),
     (".github/", ["ctest lint"]),
 ]
+# A program that takes longer hangs: it is stopped, and the check says so.
+LIMIT_SECONDS = 300
 # A test file's own suites, where its program is run for the file alone.
 SUITE = re.compile(r"^(?:TEST|TEST_F|TEST_P|TYPED_TEST)\((\w+),", re.M)
 
@@ -170,7 +172,12 @@ def run_all(runs, rest):
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             running.append((name, process, time.monotonic()))
         name, process, begin = running.pop(0)
-        output, _ = process.communicate()
+        try:
+            output, _ = process.communicate(timeout=max(1, begin + LIMIT_SECONDS - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            output += f"\ncheck: {name} had not ended after {LIMIT_SECONDS} seconds\n".encode()
         print(f"check: {name:<12} {'passed' if not process.returncode else 'FAILED'} {time.monotonic() - begin:.1f} s", flush=True)
         if process.returncode:
             sys.stdout.write(output.decode(errors="replace"))
