@@ -51,6 +51,7 @@ class TierBlocks final : public BlockSink {
   void detach(kvc_tier tier) noexcept;
   void detach_all() noexcept { tiers_.clear(); }
 
+  bool is_open() const noexcept override { return !empty(); }
   // Puts a published block into every tier that lacks it.
   void add(const NewBlock& block, CallStream stream) noexcept override;
 

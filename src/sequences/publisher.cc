@@ -92,6 +92,7 @@ void Publisher::publish_blocks(Sequence& sequence, CallStream stream) noexcept {
   NodeId node = kNoNode;
   while (block > 0 && (node = blocks().find(history.root, history.keys[block - 1])) == kNoNode)
     --block;
+  const bool has_sink = sink_ != nullptr && sink_->is_open();
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
     const BlockKey& key = history.keys[block];
@@ -130,7 +131,7 @@ void Publisher::publish_blocks(Sequence& sequence, CallStream stream) noexcept {
       break;
     }
     node = published;
-    if (sink_ != nullptr && (blocks().is_newest(node) || has_state)) sink_->add(made, stream);
+    if (has_sink && (blocks().is_newest(node) || has_state)) sink_->add(made, stream);
     if (!blocks().is_newest(node)) take_over(sequence, block, node);
   }
   history.num_published = block;
@@ -208,16 +209,8 @@ void Publisher::reserve(int64_t num_tokens, Sequence* sequence) const {
   if (spec_->has_states()) sequence->checkpoints.reserve(2);
 }
 
-void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcept {
-  sequence->length = match.num_tokens;
-  for (size_t g = 0; g < spec_->groups.size(); ++g) {
-    const GroupSpec& spec = spec_->groups[g];
-    if (spec.is_cross) continue;
-    PageTable& table = sequence->tables[g];
-    table.pages.assign(static_cast<size_t>(spec.pages_for(match.num_tokens)), kNoPage);
-    table.num_dropped = spec.pages_for(match.num_tokens);
-  }
-  // Of what a window keeps for pops, the hit brings what lies on the device behind the last gap.
+// Of what a window keeps for pops, the hit brings what lies on the device behind the last gap.
+void Publisher::fill_reserve(const PrefixMatch& match, Sequence* sequence) const noexcept {
   visit_places(match, spec_->window_reserve,
                [&](size_t group, int64_t page, NodeId node, int32_t index) {
                  PageTable& table = sequence->tables[group];
@@ -225,6 +218,21 @@ void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcep
                  table.pages[page] = blocks().nodes.place(node, index).device;
                  if (table.pages[page] != kNoPage) table.num_dropped = page;
                });
+}
+
+void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcept {
+  sequence->length = match.num_tokens;
+  for (size_t g = 0; g < spec_->groups.size(); ++g) {
+    const GroupSpec& spec = spec_->groups[g];
+    if (spec.is_cross) continue;
+    PageTable& table = sequence->tables[g];
+    table.pages.assign(static_cast<size_t>(spec.pages_for(match.num_tokens)), kNoPage);
+    table.num_dropped = first_visible_key(spec, match.num_tokens) / spec.page_size;
+  }
+  visit_places(match, 0, [&](size_t group, int64_t page, NodeId node, int32_t index) {
+    sequence->tables[group].pages[page] = blocks().nodes.place(node, index).device;
+  });
+  if (spec_->window_reserve != 0) fill_reserve(match, sequence);
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     PageTable& table = sequence->tables[g];
     table.kept_begin = table.num_dropped * spec_->groups[g].page_size;

@@ -64,6 +64,7 @@ class Publisher {
   void gather(const Sequence& sequence, int64_t block) noexcept;
   bool make_own(Sequence& sequence, int64_t block, NodeId node, CallStream stream) noexcept;
   void take_over(Sequence& sequence, int64_t block, NodeId node) noexcept;
+  void fill_reserve(const PrefixMatch& match, Sequence* sequence) const noexcept;
   template <typename Visit>
   void visit_places(const PrefixMatch& match, int64_t reserve, Visit&& visit) const;
 

@@ -221,13 +221,11 @@ std::vector<kvc_seq> sorted_ids(const SequenceTable& sequences) {
   return ids;
 }
 
-void check_on_device(const Sequence& sequence, const char* action) {
-  if (sequence.is_swapped) {
-    fail_with(
-        KVC_E_INVALID_STATE, sequence.id,
-        "cannot %s sequence %lld: it is swapped out (is_swapped = 1), expected on the device (0)",
-        action, ll(sequence.id));
-  }
+void fail_swapped(const Sequence& sequence, const char* action) {
+  fail_with(
+      KVC_E_INVALID_STATE, sequence.id,
+      "cannot %s sequence %lld: it is swapped out (is_swapped = 1), expected on the device (0)",
+      action, ll(sequence.id));
 }
 
 }  // namespace kvc

@@ -104,6 +104,10 @@ class SequenceTable {
 };
 
 std::vector<kvc_seq> sorted_ids(const SequenceTable& sequences);
-void check_on_device(const Sequence& sequence, const char* action);  // Throws INVALID_STATE.
+[[noreturn]] void fail_swapped(const Sequence& sequence, const char* action);
+// Throws INVALID_STATE. A step asks it of every sequence.
+inline void check_on_device(const Sequence& sequence, const char* action) {
+  if (sequence.is_swapped) fail_swapped(sequence, action);
+}
 
 }  // namespace kvc

@@ -69,8 +69,8 @@ struct TokenHistory {
   // See NewBlock::num_plain.
   int32_t num_plain(int64_t block, int32_t block_tokens) const noexcept {
     if (block < num_given) return kUnknownPlain;
-    return tokens_before_extra_keys(extra == nullptr ? no_extra_keys : *extra, block * block_tokens,
-                                    block_tokens);
+    if (extra == nullptr) return block_tokens;
+    return tokens_before_extra_keys(*extra, block * block_tokens, block_tokens);
   }
   // Ids of the block; null: known by its key alone.
   const int32_t* block_ids(int64_t block, int32_t block_tokens) const noexcept {

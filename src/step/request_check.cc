@@ -51,19 +51,43 @@ int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) 
 }
 
 // Pages of the sequence's tokens at the end of the forward.
-int64_t pages_of(const BatchEntry& entry, const Batch::Context& context) {
-  const std::vector<GroupSpec>& groups = context.plan.spec().groups;
+int64_t pages_of(const BatchEntry& entry, const std::vector<GroupSpec>& groups) {
   int64_t pages = 0;
-  for (size_t group = 0; group < groups.size(); ++group) {
-    const PageTable& table = entry.sequence->tables[group];
-    pages += table.grown_size(entry.new_stored(groups[group].is_cross), groups[group].page_size) -
-             table.num_dropped;
+  const PageTable* table = entry.sequence->tables.data();
+  for (const GroupSpec& group : groups) {
+    pages += table->grown_size(entry.new_stored(group.is_cross), group.page_size) -
+             table->num_dropped;
+    ++table;
+  }
+  return pages;
+}
+
+// Of these, the pages that windows keep for pops alone.
+int64_t spare_pages_of(const BatchEntry& entry, const Batch::Context& context) {
+  int64_t pages = 0;
+  for (size_t group = 0; group < entry.sequence->tables.size(); ++group) {
+    const std::vector<PageId>& table = entry.sequence->tables[group].pages;
     const PageRange spare =
         context.sequences.trimmer().spare_pages(*entry.sequence, group, entry.new_stored(false));
-    pages -= std::count_if(table.pages.begin() + spare.begin, table.pages.begin() + spare.end,
+    pages += std::count_if(table.begin() + spare.begin, table.begin() + spare.end,
                            [](PageId page) { return page != kNoPage; });
   }
   return pages;
+}
+
+// Few entries of a decode step come here: the others have all their pages.
+[[gnu::noinline]] void check_pages(const BatchEntry& entry, const Batch::Context& context,
+                                   int64_t longest) {
+  int64_t pages = pages_of(entry, context.plan.spec().groups);
+  if (pages <= context.allocator.num_pages()) return;
+  pages -= spare_pages_of(entry, context);
+  if (pages <= context.allocator.num_pages()) return;
+  fail_with(KVC_E_NEVER_FITS, entry.sequence->id,
+            "sequence %lld with %lld tokens can't take %lld more: that needs %lld pages, the "
+            "pool has %lld, the longest possible is %lld",
+            ll(entry.sequence->id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
+            ll(pages), ll(context.allocator.num_pages()),
+            ll(std::min(longest, longest_in_pool(entry, context))));
 }
 
 void check_fits(const BatchEntry& entry, const Batch::Context& context) {
@@ -77,17 +101,7 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
               ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
               ll(longest));
   }
-  if (entry.changes_no_table()) return;  // It has all its pages.
-  const int64_t pages = pages_of(entry, context);
-  if (pages > context.allocator.num_pages()) {
-    fail_with(KVC_E_NEVER_FITS, sequence.id,
-              "sequence %lld with %lld tokens can't take %lld more: that needs %lld pages, the "
-              "pool has %lld, the "
-              "longest possible is %lld",
-              ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
-              ll(pages), ll(context.allocator.num_pages()),
-              ll(std::min(longest, longest_in_pool(entry, context))));
-  }
+  if (!entry.changes_no_table()) check_pages(entry, context, longest);
 }
 
 // Checks the parents of one entry; `parents` is null when the request has no trees.
@@ -180,7 +194,8 @@ void check_states_fit(const std::vector<BatchEntry>& entries, const Batch::Conte
                 "config.num_state_slots = %lld",
                 ll(sequence.id), ll(slots - 1), ll(entry.append_length), ll(most_slots));
     }
-    const int64_t pages = pages_of(entry, context) + slots * slot_pages;
+    const int64_t pages = pages_of(entry, context.plan.spec().groups) -
+                          spare_pages_of(entry, context) + slots * slot_pages;
     if (pages > context.allocator.num_pages()) {
       fail_with(KVC_E_NEVER_FITS, sequence.id,
                 "sequence %lld with %lld tokens and %lld states can't take %lld more: that needs "
