@@ -55,8 +55,8 @@ int64_t pages_of(const BatchEntry& entry, const std::vector<GroupSpec>& groups) 
   int64_t pages = 0;
   const PageTable* table = entry.sequence->tables.data();
   for (const GroupSpec& group : groups) {
-    pages += table->grown_size(entry.new_stored(group.is_cross), group.page_size) -
-             table->num_dropped;
+    pages +=
+        table->grown_size(entry.new_stored(group.is_cross), group.page_size) - table->num_dropped;
     ++table;
   }
   return pages;
