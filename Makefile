@@ -21,7 +21,7 @@ export CMAKE_CUDA_COMPILER_LAUNCHER ?= $(CURDIR)/.ci/ccache
 endif
 
 .PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-asan test-tsan test-bindings \
-        clients clients-smoke packages gpu-rehearsal check check-all check-status bench reliability fuzz abi mutants lint format clean
+        clients clients-smoke packages gpu-rehearsal check check-all check-status bench random reliability fuzz abi mutants lint format clean
 
 all: library
 
@@ -118,6 +118,12 @@ check-all:
 
 check-status:
 	@python3 -B tests/checks/run.py status
+
+# More random operations of sequences than `make test` runs, in a locale that writes 0.5 as 0,5; KVC_TEST_OFFSET gives other seeds.
+random: build
+	@mkdir -p build/locale && { localedef -i de_DE -f UTF-8 build/locale/de_DE.UTF-8 || [ $$? = 1 ]; }
+	@LOCPATH=$(CURDIR)/build/locale KVC_TEST_LOCALE=de_DE.UTF-8 KVC_TEST_SCALE=10 build/tests/model_test \
+	    --gtest_filter='RandomSwaps.*' --gtest_brief=1
 
 # Processes that are killed at their work, as often as before a release.
 reliability: build

@@ -64,6 +64,8 @@ def all_parts():
                      "bindings/python/CMakeLists.txt", "bindings/python/kvcache.i", "bindings/rust/**/Cargo.*", "bindings/rust/**/build.rs",
                      ".github/**", "README.md"],
              left="nothing, but sources alone do not make it run: they are compiled in the release build"),
+        Part("random", tier_2="make random", inputs=CORE + ["tests/model/**", "tests/support/**"],
+             left="two million operations in another locale: the same kinds run in each tier, fewer of them"),
         Part("reliability", tier_2="make reliability", inputs=CORE + ["tests/reliability/**"],
              left="1,000 kills instead of 20"),
     ]

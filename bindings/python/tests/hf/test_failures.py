@@ -69,7 +69,12 @@ class Subject:
 
     @property
     def layers(self):
-        stacks = [module for name, module in self.model.named_modules()
+        return self.layers_of(self.model)
+
+    @staticmethod
+    def layers_of(model):
+        """Of the decoder."""
+        stacks = [module for name, module in model.named_modules()
                   if isinstance(module, torch.nn.ModuleList) and name.endswith(("layers", "decoder.block")) and "encoder.layers" not in
                   name.replace("decoder", "")]
         return stacks[0]
