@@ -100,6 +100,8 @@ class UndoneCalls:
             self._point = None
 
     def _is_unused(self) -> bool:
+        if self._packed is not None:  # its rows are the sequences of the step
+            return self._step is None
         return not any(layer.is_used if isinstance(layer, StateLayer) else getattr(layer, "seen", 0) for layer in self.layers)
 
     def _begin_step(self) -> None:

@@ -78,6 +78,23 @@ def test_many_requests_get_the_tokens_that_they_get_alone(family, limits, wanted
     assert server.store.cache.stats().num_seqs == 0
 
 
+@pytest.mark.parametrize("when", ["from the beginning", "later"])
+def test_a_model_that_keeps_its_past_elsewhere_is_not_served(when):
+    model = families.build("llama", attention="kvcache")
+    forward = model.model.forward
+
+    def forget():
+        model.model.forward = lambda *args, **kwargs: forward(*args, **{**kwargs, "past_key_values": None})
+
+    if when == "from the beginning":
+        forget()
+    with pytest.raises(NotImplementedError, match="LlamaForCausalLM has put nothing into it"):
+        server = Server(model)
+        server.submit([3, 4, 5], 2)
+        forget()
+        server.run()
+
+
 def test_prompts_that_begin_alike_share_pages():
     _, requests = serve("llama")
     assert sum(request.cached for request in requests) > 150
