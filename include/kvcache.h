@@ -439,8 +439,8 @@ enum {
 
 typedef int32_t kvc_rope_style;
 enum {
-  KVC_ROPE_HALF = 0,       /* Pairs (i, i + rotary_dim/2): Llama, NeoX. */
-  KVC_ROPE_INTERLEAVED = 1 /* Pairs (2i, 2i + 1): GPT-J, original RoPE. */
+  KVC_ROPE_HALF = 0,       /* Pairs (i, i + rotary_dim/2): NeoX, Llama in Hugging Face's format. */
+  KVC_ROPE_INTERLEAVED = 1 /* Pairs (2i, 2i + 1): GPT-J, Llama in Meta's own format and in GGUF. */
 };
 
 typedef int32_t kvc_rope_scaling;
@@ -1159,10 +1159,12 @@ KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n,
  *
  * delta = begin - end closes the gap (context shift). With begin = end the positions of the tokens
  * from begin on move, and nothing is dropped. K that is stored rotated is re-rotated; shared pages
- * are made private first. Tokens appended later continue after the last position.
+ * are made private first. Tokens appended later continue after the last position. What a window has
+ * dropped stays dropped; the rest moves.
  *
- * Expected:  KVC_E_NO_PAGES       For private copies of shared pages (detail = missing).
- *            KVC_E_OUT_OF_RANGE   A window has dropped tokens of the sequence.
+ * Expected:  KVC_E_NO_PAGES       For private copies of shared pages, and for one page per layer
+ *                                 group where a window has dropped tokens (detail = missing).
+ *            KVC_E_OUT_OF_RANGE   The next token would see a token that a window has dropped.
  *            KVC_E_UNSUPPORTED    One of these:
  *                                 - The cache has STATE layers.
  *                                 - A delta other than begin - end, which leaves a gap, where the

@@ -47,8 +47,8 @@ type RopeStyle int32
 
 // The styles of rotation.
 const (
-	RopeHalf        RopeStyle = C.KVC_ROPE_HALF        // pairs (i, i + RotaryDim/2): Llama, NeoX
-	RopeInterleaved RopeStyle = C.KVC_ROPE_INTERLEAVED // pairs (2i, 2i + 1): GPT-J
+	RopeHalf        RopeStyle = C.KVC_ROPE_HALF        // pairs (i, i + RotaryDim/2): NeoX, Llama in Hugging Face's format
+	RopeInterleaved RopeStyle = C.KVC_ROPE_INTERLEAVED // pairs (2i, 2i + 1): GPT-J, Llama in Meta's own format and in GGUF
 )
 
 // RopeScaling changes the frequencies.

@@ -123,12 +123,7 @@ int64_t CacheSequences::nearest_position(kvc_seq id, kvc_seq_op op, int64_t posi
   if (op != KVC_SEQ_SHIFT)
     return core_.sequences.resume_points().nearest(
         sequence, position == -1 ? sequence.length : std::min(position, sequence.length));
-  const bool dropped = std::any_of(sequence.tables.begin(), sequence.tables.end(),
-                                   [](const PageTable& table) { return table.kept_begin > 0; });
-  if (core_.states.is_used() || dropped || sequence.length == 0) return -1;
-  if (!can_rotate_keys(core_.spec()))
-    return sequence.length - 1;  // No token follows the last one, so nothing moves.
-  return position == -1 ? sequence.length - 1 : std::min(position, sequence.length - 1);
+  return nearest_shift(core_, sequence, position);
 }
 
 }  // namespace kvc

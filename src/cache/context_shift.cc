@@ -1,11 +1,13 @@
 #include "src/cache/context_shift.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 #include <vector>
 
 #include "src/base/error.h"
 #include "src/cache/private_pages.h"
+#include "src/sequences/visibility.h"
 
 namespace kvc {
 namespace {
@@ -27,6 +29,31 @@ void check_range(const CacheCore& core, const Sequence& sequence, int64_t begin,
         "shift of sequence %lld: layers of kind STATE (%d) cannot forget tokens in the middle",
         ll(sequence.id), KVC_LAYER_STATE);
   }
+}
+
+// What a table keeps: tokens [0, sink_end) and those from `begin` on. Nothing is missing where they
+// meet.
+struct KeptTokens {
+  int64_t sink_end, begin;
+};
+
+// After tokens [begin, end) were taken out.
+KeptTokens kept_without(const PageTable& table, int64_t begin, int64_t end) {
+  const auto moved = [&](int64_t token) {
+    return token <= begin ? token : std::max(begin, token - (end - begin));
+  };
+  const KeptTokens kept{moved(table.sink_kept), moved(table.kept_begin)};
+  return kept.begin <= kept.sink_end ? KeptTokens{0, 0} : kept;
+}
+
+// Without tokens [begin, end), the table has what the next query of the sequence sees.
+bool keeps_visible(const GroupSpec& group, const Sequence& sequence, const PageTable& table,
+                   int64_t begin, int64_t end) {
+  const KeptTokens kept = kept_without(table, begin, end);
+  const int64_t length = sequence.length - (end - begin);
+  const KeyRange keys = keys_of_query(group, sequence, length);
+  return std::min(keys.sink_end, length) <= std::max(kept.sink_end, kept.begin == 0 ? length : 0) &&
+         keys.begin >= std::min(kept.begin, length);
 }
 
 // One shift of a range that was checked.
@@ -52,6 +79,14 @@ class ContextShift {
   void check_positions() const;
   // Dropping the range leaves every page of the layer group as it is, but for those that go.
   bool moves_whole_pages(size_t group) const;
+  // Where the rows of a layer group go when only some pages move as a whole.
+  struct Moves {
+    int64_t first_token;  // The first token that is kept behind the range; `length` where none is.
+    // Dropped entries of the table, [entries_end - num_entries, entries_end), that go as a whole.
+    int64_t entries_end, num_entries;
+  };
+  Moves moves_of(size_t group) const;
+  bool lacks_page(size_t group, const Moves& moves) const;
   void add_rewritten_pages(PrivatePages* pages) const;
   std::vector<PositionSegment> moved_segments() const;
   void close_gap() noexcept;
@@ -76,11 +111,14 @@ void ContextShift::check_windows() const {
   }
   for (size_t group = 0; group < sequence_.tables.size(); ++group) {
     const PageTable& table = sequence_.tables[group];
-    if (core_.group(group).is_cross || table.kept_begin == 0) continue;
+    if (core_.group(group).is_cross ||
+        keeps_visible(core_.group(group), sequence_, table, begin_, end_))
+      continue;
     fail_with(
         KVC_E_OUT_OF_RANGE, table.kept_begin,
-        "[begin, end) = [%lld, %lld): a window of sequence %lld has dropped tokens before %lld",
-        ll(begin_), ll(end_), ll(sequence_.id), ll(table.kept_begin));
+        "[begin, end) = [%lld, %lld): the next token of sequence %lld would see tokens that a "
+        "window has dropped: it keeps the first %lld and those from %lld on",
+        ll(begin_), ll(end_), ll(sequence_.id), ll(table.sink_kept), ll(table.kept_begin));
   }
 }
 
@@ -124,6 +162,7 @@ void ContextShift::run() {
   if (begin_ != end_) close_gap();
   if (num_moved_ > 0 && delta_ != 0) rotate_keys();
   sequence_.segments = std::move(segments);
+  core_.sequences.trimmer().drop_hidden(sequence_);
   if (sequence_.length == 0 && sequence_.window == 0) sequence_.history.has_diverged = false;
 }
 
@@ -132,24 +171,61 @@ bool ContextShift::moves_whole_pages(size_t group) const {
   return begin_ % page_size == 0 && end_ % page_size == 0;
 }
 
+ContextShift::Moves ContextShift::moves_of(size_t group) const {
+  const PageTable& table = sequence_.tables[group];
+  const int32_t page_size = core_.group(group).page_size;
+  Moves moves{std::min(std::max(end_, table.kept_begin), sequence_.length), 0, 0};
+  if (table.kept_begin <= begin_) return moves;
+  // What a window has dropped behind `begin` makes room without a row being moved.
+  moves.entries_end = table.kept_begin / page_size;
+  const int64_t most = (end_ - begin_) / page_size;
+  while (moves.num_entries < std::min(most, moves.entries_end) &&
+         table.pages[moves.entries_end - moves.num_entries - 1] == kNoPage)
+    ++moves.num_entries;
+  return moves;
+}
+
+// The first kept token behind the range, or the next one of the sequence, goes to a page that the
+// window has dropped.
+bool ContextShift::lacks_page(size_t group, const Moves& moves) const {
+  const int32_t page_size = core_.group(group).page_size;
+  const int64_t place = moves.first_token - (end_ - begin_), entry = place / page_size;
+  if (entry >= moves.entries_end - moves.num_entries) return false;
+  const bool is_used = moves.first_token < sequence_.length || place % page_size != 0;
+  return is_used && sequence_.tables[group].pages[entry] == kNoPage;
+}
+
 // What is written must be the sequence's own: all moved tokens where rows move or K is rotated.
 // Whole pages may move as they are.
 void ContextShift::add_rewritten_pages(PrivatePages* pages) const {
-  std::vector<uint8_t> rewritten(spec_.groups.size(), 0), whole(spec_.groups.size(), 0);
   for (size_t group = 0; group < spec_.groups.size(); ++group) {
-    if (core_.group(group).is_cross || num_moved_ == 0) continue;
+    if (core_.group(group).is_cross) continue;
     const std::vector<int32_t>& layers = core_.group(group).layers;
     const bool rotates =
         delta_ != 0 && std::any_of(layers.begin(), layers.end(), [&](int32_t layer) {
           return is_rotated_on_append(spec_, layer);
         });
-    const bool is_whole = moves_whole_pages(group);
-    (is_whole ? whole : rewritten)[group] = (begin_ != end_ && !is_whole) || rotates ? 1 : 0;
+    const auto add = [&](int64_t begin, int64_t end) {
+      std::vector<uint8_t> marks(spec_.groups.size(), 0);
+      marks[group] = 1;
+      if (begin < end) pages->add(begin, end, std::move(marks));
+    };
+    const Moves moves = moves_of(group);
+    if (moves_whole_pages(group)) {
+      if (rotates) add(moves.first_token, sequence_.length);
+      continue;
+    }
+    if (begin_ == end_ && !rotates) continue;
+    // By places in the table before the dropped entries go.
+    const int32_t page_size = core_.group(group).page_size;
+    const int64_t gap = end_ - begin_, first = moves.first_token - gap,
+                  last = sequence_.length - gap,
+                  turn = (moves.entries_end - moves.num_entries) * page_size,
+                  gone = moves.num_entries * page_size;
+    add(first, std::min(turn, last));
+    add(std::max(first, turn) + gone, last + gone);
+    if (lacks_page(group, moves)) pages->add_fresh(1);
   }
-  // Whole pages keep their tokens' places, which `end` begins; the others are rewritten from
-  // `begin` on.
-  pages->add(end_, sequence_.length, std::move(whole));
-  pages->add(begin_, sequence_.length - (end_ - begin_), std::move(rewritten));
 }
 
 std::vector<PositionSegment> ContextShift::moved_segments() const {
@@ -187,13 +263,30 @@ void ContextShift::close_gap() noexcept {
       std::rotate(first, table.pages.begin() + end_ / page_size, table.pages.end());
       continue;
     }
-    if (!core_.pool.has_storage()) continue;
+    const Moves moves = moves_of(group);
+    const bool lacks_page = this->lacks_page(group, moves);
+    const auto entries_end = table.pages.begin() + moves.entries_end;
+    std::rotate(entries_end - moves.num_entries, entries_end, table.pages.end());
+    table.synced_pages = std::min(table.synced_pages, moves.entries_end - moves.num_entries);
+    const int64_t gap = end_ - begin_, gone = moves.num_entries * page_size;
+    if (lacks_page) {
+      table.pages[(moves.first_token - gap) / page_size] = core_.allocator.take(kNoPage, 0);
+      --table.num_dropped;
+    }
+    if (!core_.pool.has_storage() || gone == gap) continue;
     moves_.clear();
     moves_.begin_list();
-    for (int64_t token = end_; token < sequence_.length; ++token)
-      moves_.add(slot_of(table, token, page_size),
-                 slot_of(table, token - (end_ - begin_), page_size));
+    for (int64_t token = moves.first_token; token < sequence_.length; ++token)
+      moves_.add(slot_of(table, token - gone, page_size), slot_of(table, token - gap, page_size));
     core_.device->move_tokens(static_cast<int32_t>(group), moves_, kOwnStream);
+  }
+  core_.note_pages_used();
+  for (size_t group = 0; group < spec_.groups.size(); ++group) {
+    if (core_.group(group).is_cross) continue;
+    PageTable& table = sequence_.tables[group];
+    const KeptTokens kept = kept_without(table, begin_, end_);
+    table.sink_kept = kept.sink_end;
+    table.kept_begin = kept.begin;
   }
   sequence_.length -= end_ - begin_;
   // Which tokens behind `begin` were written is not known one by one.
@@ -211,9 +304,9 @@ void ContextShift::rotate_keys() noexcept {
   for (size_t group = 0; group < spec_.groups.size(); ++group) {
     if (core_.group(group).is_cross) continue;
     rotated_slots_.clear();
-    for (int64_t token = begin_; token < sequence_.length; ++token)
-      rotated_slots_.push_back(
-          slot_of(sequence_.tables[group], token, core_.group(group).page_size));
+    const PageTable& table = sequence_.tables[group];
+    for (int64_t token = std::max(begin_, table.kept_begin); token < sequence_.length; ++token)
+      rotated_slots_.push_back(slot_of(table, token, core_.group(group).page_size));
     for (const int32_t local : core_.group(group).layers) {
       if (!is_rotated_on_append(spec_, local)) continue;
       const LayerSpec& layer = core_.layer(local);
@@ -236,6 +329,35 @@ bool can_rotate_keys(const Spec& spec) {
   return std::none_of(spec.ropes.begin(), spec.ropes.end(), [](const RopeSpec& rope) {
     return rope.mode == KVC_ROPE_ON_APPEND && !rope.long_inverse_frequencies.empty();
   });
+}
+
+int64_t nearest_shift(const CacheCore& core, const Sequence& sequence, int64_t position) {
+  if (core.states.is_used() || sequence.length == 0) return -1;
+  const int64_t last = sequence.length - 1;
+  const auto is_possible = [&](int64_t token) {
+    for (size_t group = 0; group < sequence.tables.size(); ++group) {
+      if (!core.group(group).is_cross &&
+          !keeps_visible(core.group(group), sequence, sequence.tables[group], token, token + 1))
+        return false;
+    }
+    return true;
+  };
+  // No token follows the last one, so nothing moves.
+  if (!can_rotate_keys(core.spec())) return is_possible(last) ? last : -1;
+  const int64_t wanted = position == -1 ? last : std::min(position, last);
+  int64_t nearest = -1;
+  const auto consider = [&](int64_t token) {
+    if (token < 0 || token > last || !is_possible(token)) return;
+    const int64_t distance = std::abs(token - wanted), best = std::abs(nearest - wanted);
+    if (nearest == -1 || distance < best || (distance == best && token < nearest)) nearest = token;
+  };
+  consider(wanted);
+  // Between what a table keeps and what it has dropped, all tokens are alike.
+  for (const PageTable& table : sequence.tables) {
+    for (const int64_t edge : {table.sink_kept, table.kept_begin, sequence.length})
+      consider(edge - 1), consider(edge);
+  }
+  return nearest;
 }
 
 void shift_tokens(CacheCore& core, kvc_seq id, int64_t begin, int64_t end, int64_t delta) {

@@ -38,12 +38,15 @@ PrivatePages::Shared PrivatePages::count(const Range& range) const {
 
 void PrivatePages::check() {
   const int64_t available = core_.allocator.num_available();
-  if (shared_.held > available) {
-    fail_with(KVC_E_NO_PAGES, shared_.held - available,
-              "sequence %lld shares %lld pages that have to be copied, %lld are free: %lld missing",
-              ll(sequence_.id), ll(shared_.held), ll(available), ll(shared_.held - available));
+  const int64_t needed = shared_.held + num_fresh_;
+  if (needed > available) {
+    fail_with(
+        KVC_E_NO_PAGES, needed - available,
+        "sequence %lld shares %lld pages that have to be copied and needs %lld new ones, %lld "
+        "are free: %lld missing",
+        ll(sequence_.id), ll(shared_.held), ll(num_fresh_), ll(available), ll(needed - available));
   }
-  forgets_cached_ = shared_.held + shared_.cached > available;
+  forgets_cached_ = needed + shared_.cached > available;
 }
 
 void PrivatePages::prepare() { copies_.reserve(num_copies(shared_)); }
@@ -69,6 +72,7 @@ void PrivatePages::replace(const Range& range, CallStream stream) noexcept {
 
 void PrivatePages::copy(CallStream stream) noexcept {
   for (const Range& range : ranges_) replace(range, stream);
+  if (num_fresh_ > 0) core_.index.eviction().evict_for(num_fresh_, stream);
   core_.device->copy_group_pages(copies_, stream);
   for (const PageCopy& copy : copies_) core_.allocator.drop_ref(copy.from);
   core_.counters.pages_copied += copies_.size();

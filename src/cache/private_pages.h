@@ -19,11 +19,13 @@ class PrivatePages {
 
   // Tokens [begin, end) are rewritten in the layer groups that are marked, one entry per group.
   void add(int64_t begin, int64_t end, std::vector<uint8_t> groups);
-  // Throws NO_PAGES when the copies do not fit.
+  // So many pages are taken besides, after copy().
+  void add_fresh(int64_t count) { num_fresh_ += count; }
+  // Throws NO_PAGES when the copies and the fresh pages do not fit.
   void check();
   // Makes room for the copies, after check(). Throws std::bad_alloc.
   void prepare();
-  // The sequence's tables name the copies from here on.
+  // The sequence's tables name the copies from here on, and fresh pages are free.
   void copy(CallStream stream) noexcept;
 
  private:
@@ -49,6 +51,7 @@ class PrivatePages {
   Sequence& sequence_;
   std::vector<Range> ranges_;
   Shared shared_;
+  int64_t num_fresh_ = 0;
   bool forgets_cached_ = false;
   std::vector<PageCopy> copies_;
 };

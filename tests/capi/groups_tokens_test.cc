@@ -182,8 +182,8 @@ class Walk {
     int64_t at = random_.range(0, length(seq) - 1), end = random_.range(at + 1, length(seq));
     if (random_.chance(0.5)) at -= at % 8, end += 8 - end % 8;  // whole pages of some groups
     end = std::min(end, length(seq));
-    twin_.where_possible(seq, KVC_SEQ_SHIFT, at, [&](Cache& cache, kvc_error* err) {
-      return kvc_seq_shift(cache.get(), seq, at, end, at - end, err);
+    twin_.where_accepted(seq, [&](Cache& cache, kvc_seq id, kvc_error* err) {
+      return kvc_seq_shift(cache.get(), id, at, end, at - end, err);
     });
   }
   void window(kvc_seq seq) {

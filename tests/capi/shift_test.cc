@@ -202,7 +202,7 @@ TEST(Shift, NeedsPagesForPrivateCopies) {
   EXPECT_EQ(error.detail, 2) << "four shared pages to copy, two are free";
 }
 
-TEST(Shift, OnAWindowClosesGapsOnlyAndNeedsAllTokens) {
+TEST(Shift, OnAWindowClosesGapsOnlyAndNeedsWhatTheNextTokenSees) {
   Net net({attention_layer(6)});
   Cache cache(net.config);
   add_tokens(cache, 1, 7);  // nothing dropped yet
@@ -214,14 +214,21 @@ TEST(Shift, OnAWindowClosesGapsOnlyAndNeedsAllTokens) {
   EXPECT_EQ(length_of(cache, 1), 5);
   add_tokens(cache, 1, 15);
   const kvc_error error = expect_refused(
-      cache, KVC_E_OUT_OF_RANGE, {"sequence 1", "window", "12"},
-      [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 18, 19, -1, err); });
+      cache, KVC_E_OUT_OF_RANGE, {"sequence 1", "window", "from 12 on"},
+      [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 14, 19, -5, err); });
   EXPECT_EQ(error.detail, 12);
-  int64_t nearest = 0;
-  expect_ok([&](kvc_error* err) {
-    return kvc_seq_can(cache.get(), 1, KVC_SEQ_SHIFT, 18, &nearest, err);
-  });
-  EXPECT_EQ(nearest, -1) << "not at any position";
+  for (const int64_t position : {3, 18}) {  // Dropped long ago; inside the window.
+    int64_t nearest = -2;
+    expect_ok([&](kvc_error* err) {
+      return kvc_seq_can(cache.get(), 1, KVC_SEQ_SHIFT, position, &nearest, err);
+    });
+    EXPECT_EQ(nearest, position);
+  }
+  expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 3, 8, -5, err); });
+  EXPECT_EQ(length_of(cache, 1), 15);
+  EXPECT_EQ(info_of(cache, 1).first_position, 8) << "token 12 went to 7, whose page is hidden";
+  expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 13, 14, -1, err); });
+  EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
   Net plain({attention_layer()});
   Cache windowed(plain.config);
   add_tokens(windowed, 1, 7);
@@ -229,6 +236,22 @@ TEST(Shift, OnAWindowClosesGapsOnlyAndNeedsAllTokens) {
   expect_refused(windowed, KVC_E_UNSUPPORTED, {"delta = 4", "window"},
                  [&](kvc_error* err) { return kvc_seq_shift(windowed.get(), 1, 2, 2, 4, err); });
   expect_ok([&](kvc_error* err) { return kvc_seq_shift(windowed.get(), 1, 2, 4, -2, err); });
+}
+
+TEST(Shift, BehindAWindowMayNeedOnePage) {
+  Net net({attention_layer(6)}, 8);
+  Cache cache(net.config);
+  add_tokens(cache, 1, 17);  // Tokens from 8 or 12 on, at the beginning of a page.
+  const int64_t held = info_of(cache, 1).num_pages;
+  for (kvc_seq other = 2; other < 2 + 8 - held; ++other) add_tokens(cache, other, 4);
+  const kvc_error error =
+      expect_refused(cache, KVC_E_NO_PAGES, {"sequence 1", "needs 1 new ones", "1 missing"},
+                     [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 1, 3, -2, err); });
+  EXPECT_EQ(error.detail, 1) << "rows move to the page before";
+  expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 1, 5, -4, err); });
+  EXPECT_EQ(length_of(cache, 1), 13);
+  EXPECT_EQ(info_of(cache, 1).num_pages, held) << "whole pages move without any";
+  EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
 }
 
 TEST(Shift, RefusesBadArguments) {

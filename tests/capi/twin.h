@@ -78,6 +78,24 @@ class Twin {
     return possible;
   }
 
+  // Accepted by the model exactly when every layer by itself accepts it, as a fork tells.
+  template <typename Fn>
+  void where_accepted(kvc_seq seq, Fn&& call) {
+    constexpr kvc_seq kTrial = INT64_MAX;
+    bool by_each = true, together = false;
+    for (Cache* cache : all()) {
+      EXPECT_EQ(kvc_seq_fork(cache->get(), seq, kTrial, -1, nullptr), KVC_OK);
+      const bool accepts = call(*cache, kTrial, nullptr) == KVC_OK;
+      if (cache == mixed.get())
+        together = accepts;
+      else
+        by_each = by_each && accepts;
+      EXPECT_EQ(kvc_seq_remove(cache->get(), kTrial, nullptr), KVC_OK);
+    }
+    EXPECT_EQ(together, by_each);
+    if (together) each([&](Cache& cache, kvc_error* err) { return call(cache, seq, err); });
+  }
+
   // One forward: random rows to every layer; outputs, tables and slots agree.
   void step(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
             const std::vector<int32_t>& parents = {}) {

@@ -205,6 +205,7 @@ int PageModel::take_page() {
 }
 
 void PageModel::drop(int page) {
+  if (page < 0) return;  // Of a shift that has not been named yet.
   if (--holders_[page] == 0) holders_.erase(page);
 }
 

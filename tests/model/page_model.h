@@ -183,6 +183,7 @@ class PageModel {
   Expected check_batch(const ModelBatch& batch, bool any_kind) const;
   Expected check_changeable(kvc_seq seq) const;  // exists, not in the forward, no tree
   bool has_dropped(const ModelSequence& sequence) const;
+  bool can_shift(const ModelSequence& sequence, int64_t begin, int64_t end) const;
   // Entries that copy the partial last page of a group when they append.
   std::set<kvc_seq> copiers(const std::vector<kvc_seq>& seqs, size_t group) const;
   int64_t new_pages(size_t group, const ModelTable& table, int64_t slots, int64_t append) const;

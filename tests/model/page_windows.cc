@@ -1,6 +1,7 @@
 // Windows in the page model: what is kept, which positions can be gone back to, shifts.
 #include <algorithm>
 #include <cstdlib>
+#include <set>
 
 #include "tests/model/page_model.h"
 
@@ -23,6 +24,22 @@ bool PageModel::has_dropped(const ModelSequence& sequence) const {
     if (!limits_.groups[g].is_cross && sequence.tables[g].gone_end > 0) return true;
   }
   return false;
+}
+
+// Row by row: what the next query sees once tokens [begin, end) are out.
+bool PageModel::can_shift(const ModelSequence& sequence, int64_t begin, int64_t end) const {
+  const int64_t gap = end - begin, length = sequence.length - gap;
+  for (size_t g = 0; g < sequence.tables.size(); ++g) {
+    if (limits_.groups[g].is_cross) continue;
+    const SeenKeys seen = seen_before(rule(sequence, limits_.groups[g]), length);
+    for (const KeyRange& range : {seen.sinks, seen.recent}) {
+      for (int64_t key = range.begin; key < range.end; ++key) {
+        const int64_t token = key < begin ? key : key + gap;
+        if (!keeps(sequence, g, {token, token + 1})) return false;
+      }
+    }
+  }
+  return true;
 }
 
 bool PageModel::possible(const ModelSequence& sequence, int64_t pos) const {
@@ -145,7 +162,9 @@ Expected PageModel::check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t
                   KVC_E_OUT_OF_RANGE);
     expected.also(sequence.next_position() - 1 + delta >= INT32_MAX, KVC_E_OUT_OF_RANGE);
   }
-  expected.also(has_dropped(sequence), KVC_E_OUT_OF_RANGE);
+  expected.also(!can_shift(sequence, begin, end), KVC_E_OUT_OF_RANGE);
+  // Rows that move by less than a page may need one more.
+  if (has_dropped(sequence)) expected.tolerated.insert(KVC_E_NO_PAGES);
   expected.also(limits_.has_long_on_append && end < sequence.length && delta != 0,
                 KVC_E_UNSUPPORTED);
   for (size_t g = 0; g < sequence.tables.size() && expected.ok(); ++g) {
@@ -167,17 +186,33 @@ std::vector<size_t> PageModel::shift(kvc_seq seq, int64_t begin, int64_t end, in
   }
   std::vector<size_t> result;
   for (size_t g = 0; g < sequence.tables.size(); ++g) {
-    std::map<int64_t, int>& pages = sequence.tables[g].pages;
+    ModelTable& table = sequence.tables[g];
+    std::map<int64_t, int>& pages = table.pages;
     for (const auto& [index, page] : pages) drop(page);
-    const int64_t count =
-        limits_.groups[g].is_cross ? static_cast<int64_t>(pages.size()) : pages_for(g, length);
+    std::set<int64_t> held;
+    for (const auto& [index, page] : pages) {
+      if (limits_.groups[g].is_cross) held.insert(index);
+    }
+    for (int64_t token = 0; !limits_.groups[g].is_cross && token < length; ++token) {
+      const int64_t old = token < begin ? token : token + (end - begin);
+      if (keeps(sequence, g, {old, old + 1})) held.insert(token / page_tokens(g));
+    }
+    if (!limits_.groups[g].is_cross && length % page_tokens(g) != 0)
+      held.insert(length / page_tokens(g));  // The next token goes there.
     pages.clear();
-    for (int64_t index = 0; index < count; ++index) pages[index] = -1;
-    result.push_back(pages.size());
+    for (const int64_t index : held) pages[index] = -1;
+    const auto moved = [&](int64_t token) {
+      return token <= begin ? token : std::max(begin, token - (end - begin));
+    };
+    const bool shows_sinks = limits_.groups[g].window == 0 && limits_.groups[g].chunk == 0;
+    table.gone_end = moved(table.gone_end);
+    if (table.gone_end <= (shows_sinks ? moved(sequence.sink) : 0)) table.gone_end = 0;
   }
   sequence.length = length;
   sequence.positions = std::move(positions);
   if (length == 0 || sequence.positions.back() == length - 1) sequence.positions.clear();
+  release(&sequence);
+  for (const ModelTable& table : sequence.tables) result.push_back(table.pages.size());
   return result;
 }
 
@@ -211,11 +246,16 @@ Expected PageModel::can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* neares
     *nearest = nearest_possible(sequence, pos);
     return expected;
   }
-  const bool never = limits_.has_states || has_dropped(sequence) || sequence.length == 0;
+  *nearest = -1;
+  if (limits_.has_states) return expected;
   // LongRoPE, stored rotated: only the last token can go, behind which nothing moves.
-  *nearest = never                        ? -1
-             : limits_.has_long_on_append ? sequence.length - 1
-                                          : std::min(pos, sequence.length - 1);
+  const int64_t first = limits_.has_long_on_append ? sequence.length - 1 : 0;
+  pos = std::min(pos, sequence.length - 1);
+  for (int64_t token = std::max<int64_t>(0, first); token < sequence.length; ++token) {
+    if (can_shift(sequence, token, token + 1) &&
+        (*nearest == -1 || std::abs(token - pos) < std::abs(*nearest - pos)))
+      *nearest = token;
+  }
   return expected;
 }
 

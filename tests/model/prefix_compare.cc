@@ -103,30 +103,25 @@ std::vector<int32_t> PrefixRun::exported_pages(kvc_seq seq, size_t group) const 
   return result;
 }
 
-// The kept pages in their entries: dropped ones lie before the kept ones, but for sinks, of which
-// the entries that were there before tell.
+// The kept pages in their entries: dropped ones lie before the kept ones, but for those of sinks.
 void PrefixRun::read_tables(kvc_seq seq) {
   Sequence& sequence = sequences_.at(seq);
   sequence.tables.resize(setup_.groups().size());
   for (size_t g = 0; g < setup_.groups().size(); ++g) {
     const std::vector<int32_t> kept = exported_pages(seq, g);
-    const int64_t page_tokens = setup_.groups()[g].page_tokens;
-    const auto entries = static_cast<size_t>((sequence.slots() + page_tokens - 1) / page_tokens);
-    if (kept.size() > entries)
-      mismatch("sequence %lld keeps %zu pages of group %zu, its tokens fill %zu", ll(seq),
-               kept.size(), g, entries);
+    const PrefixSetup::Group& group = setup_.groups()[g];
+    const auto pages = [&](int64_t tokens) {
+      return static_cast<size_t>((tokens + group.page_tokens - 1) / group.page_tokens);
+    };
+    const size_t entries = pages(sequence.slots());
+    const size_t sinks = group.sees_all() ? pages(std::min(sequence.sink, sequence.slots())) : 0;
+    if (kept.size() > entries || kept.size() < sinks)
+      mismatch("sequence %lld keeps %zu pages of group %zu: at most %zu, at least %zu", ll(seq),
+               kept.size(), g, entries, sinks);
     Table table(entries, -1);
-    const Table& old = sequence.tables[g];
-    if (kept.size() == entries || sequence.sink == 0) {
-      std::copy(kept.begin(), kept.end(), table.end() - static_cast<ptrdiff_t>(kept.size()));
-    } else {
-      size_t next = 0;
-      for (size_t e = 0; e < entries && e < old.size() && next < kept.size(); ++e) {
-        if (old[e] == kept[next]) table[e] = kept[next++];
-      }
-      if (next != kept.size())
-        mismatch("sequence %lld holds a page that it did not hold before", ll(seq));
-    }
+    const auto behind = kept.begin() + static_cast<ptrdiff_t>(sinks);
+    std::copy(kept.begin(), behind, table.begin());
+    std::copy(behind, kept.end(), table.end() - (kept.end() - behind));
     sequence.tables[g] = std::move(table);
   }
 }

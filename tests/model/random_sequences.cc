@@ -169,6 +169,8 @@ void RandomRun::shift_rows(kvc_seq seq, int64_t begin, int64_t end, int64_t delt
     if (!spec.has_tokens() || spec.rope.mode != KVC_ROPE_ON_APPEND) continue;
     NaiveSequence& sequence = naive_.at(seq);
     for (int64_t token = begin; token < end; ++token) {
+      if (!model_.keeps(model_.at(seq), static_cast<size_t>(spec.group), {token, token + 1}))
+        continue;  // A window has dropped it.
       Row& row = sequence.layers[layer].k[static_cast<size_t>(token)];
       const bool is_long =
           spec.rope.original_context != 0 &&

@@ -120,6 +120,7 @@ class Cache(DebugAccess):
             self.plan = Plan(config_of(plan, model_config, fields, "plan", expected))
         self._handle = _capi.kvc_cache_create(self.plan._handle)
         _capi.cache_keep(self._handle, self.plan._pool)
+        self._positions_given = False
         self.prefix = Prefix(self._handle)
         self.events = Events(self._handle)
         self.tiers = Tiers(self._handle)
@@ -203,8 +204,15 @@ class Cache(DebugAccess):
         end: SupportsIndex,
         delta: SupportsIndex | None = None,
     ) -> None:
-        """Drop tokens [begin, end) and move the later ones by `delta` positions (None: close the gap)."""
+        """Drop tokens [begin, end) and move the later ones by `delta` positions (None: begin - end, which closes the gap).
+
+        Where forwards have given positions of their own (M-RoPE: an image has fewer positions than tokens) there is no such default.
+        """
         if delta is None:
+            if self._positions_given:
+                raise ArgumentTypeError(
+                    "delta: None is begin - end, in tokens; forwards of this cache gave positions of their own, so give delta in positions"
+                )
             delta = integer(begin, "begin") - integer(end, "end")
         _capi.kvc_seq_shift(self._handle, seq, begin, end, delta)
 
@@ -291,6 +299,7 @@ class Cache(DebugAccess):
                 (_capi.KVC_FORWARD_REPLAY if replay else 0) | (_capi.KVC_FORWARD_PARTIAL if partial else 0),
             ),
         )
+        self._positions_given |= positions is not None
         return Forward(self, handle, seqs)
 
     # ---- zero-copy export

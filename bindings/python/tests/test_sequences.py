@@ -88,6 +88,19 @@ def test_trees_windows_shifts_and_preflights(cache, rng):
     assert (cache.info(1).window, cache.info(1).sink) == (3, 1)
 
 
+def test_a_shift_has_no_default_where_positions_are_the_callers(cache, rng):
+    cache.add(1)
+    q, k, v = qkv(rng, 4)
+    with cache.forward([1], [4], positions=np.array([0, 1, 1, 2], np.int32)) as forward:
+        for layer in range(2):
+            forward.attn(layer, q, k, v)
+    with pytest.raises(TypeError, match="delta: .* give delta in positions"):
+        cache.shift(1, 1, 3)
+    assert cache.length(1) == 4
+    cache.shift(1, 1, 3, -1)
+    assert cache.length(1) == 2
+
+
 def test_debug_values_are_written_and_read_back(cache, rng):
     cache.add(1)
     step(cache, [1], [3], qkv(rng, 3))
