@@ -31,6 +31,14 @@ void check_range(const CacheCore& core, const Sequence& sequence, int64_t begin,
   }
 }
 
+// K that is stored rotated cannot be rotated on where it is quantised.
+bool can_rotate_keys(const Spec& spec) {
+  for (int32_t layer = 0; layer < spec.num_local_layers(); ++layer) {
+    if (spec.layers[layer].is_quantised() && is_rotated_on_append(spec, layer)) return false;
+  }
+  return true;
+}
+
 // What a table keeps: tokens [0, sink_end) and those from `begin` on. Nothing is missing where they
 // meet.
 struct KeptTokens {
@@ -137,12 +145,6 @@ void ContextShift::check_positions() const {
   for (int32_t layer = 0; layer < spec_.num_local_layers(); ++layer) {
     if (is_rotated_on_append(spec_, layer))
       core_.require_plain(layer, "kvc_seq_shift of rotated K");
-  }
-  if (!can_rotate_keys(spec_)) {
-    fail_with(KVC_E_UNSUPPORTED, delta_,
-              "delta = %lld: K rotated on append by LONGROPE (%d) does not say which factors "
-              "rotated it",
-              ll(delta_), KVC_ROPE_SCALING_LONGROPE);
   }
 }
 
@@ -310,8 +312,7 @@ void ContextShift::rotate_keys() noexcept {
     for (const int32_t local : core_.group(group).layers) {
       if (!is_rotated_on_append(spec_, local)) continue;
       const LayerSpec& layer = core_.layer(local);
-      kernels::Rotation rotation =
-          shift_rotation(spec_.ropes[layer.rope], false, delta_, cosines, sines);
+      kernels::Rotation rotation = shift_rotation(spec_.ropes[layer.rope], delta_, cosines, sines);
       rotation.begin = layer.rotation_begin();
       core_.device->rotate_keys(local, rotation, rotated_slots_, kOwnStream);
     }
@@ -319,17 +320,6 @@ void ContextShift::rotate_keys() noexcept {
 }
 
 }  // namespace
-
-// K that is stored rotated cannot be rotated on where it is quantised, or where LONGROPE does not
-// say which factors rotated it.
-bool can_rotate_keys(const Spec& spec) {
-  for (int32_t layer = 0; layer < spec.num_local_layers(); ++layer) {
-    if (spec.layers[layer].is_quantised() && is_rotated_on_append(spec, layer)) return false;
-  }
-  return std::none_of(spec.ropes.begin(), spec.ropes.end(), [](const RopeSpec& rope) {
-    return rope.mode == KVC_ROPE_ON_APPEND && !rope.long_inverse_frequencies.empty();
-  });
-}
 
 int64_t nearest_shift(const CacheCore& core, const Sequence& sequence, int64_t position) {
   if (core.states.is_used() || sequence.length == 0) return -1;

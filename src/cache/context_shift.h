@@ -16,7 +16,4 @@ void shift_tokens(CacheCore& core, kvc_seq id, int64_t begin, int64_t end, int64
 // `position` -1: the last token.
 int64_t nearest_shift(const CacheCore& core, const Sequence& sequence, int64_t position);
 
-// Of every K that is stored rotated it is known by which factors, so that a shift can rotate it on.
-bool can_rotate_keys(const Spec& spec);
-
 }  // namespace kvc

@@ -283,12 +283,6 @@ OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_
     }
     return out;
   }
-  if (out.rope.mode == KVC_ROPE_ON_READ) {
-    fail_with(KVC_E_UNSUPPORTED, out.rope.mode,
-              "opt.rope->mode = ON_READ (%d) is not supported by operators: ON_APPEND (1) and NONE "
-              "(0) are",
-              out.rope.mode);
-  }
   if (rope->scaling == KVC_ROPE_SCALING_LONGROPE) {
     fail_with(
         KVC_E_UNSUPPORTED, rope->scaling,
@@ -296,6 +290,12 @@ OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_
         "sequences: give the "
         "factors of choice as freq_factors",
         rope->scaling);
+  }
+  if (out.rope.mode == KVC_ROPE_ON_READ) {
+    fail_with(KVC_E_UNSUPPORTED, out.rope.mode,
+              "opt.rope->mode = ON_READ (%d) is not supported by operators: ON_APPEND (1) and NONE "
+              "(0) are",
+              out.rope.mode);
   }
   if (out.rope.num_sections > 1) {
     fail_with(KVC_E_UNSUPPORTED, out.rope.num_sections,

@@ -43,7 +43,7 @@ class RopeReader {
  public:
   RopeReader(const kvc_rope& rope, const std::string& prefix) : rope_(rope), prefix_(prefix) {}
 
-  RopeSpec read(int32_t rotated_dim) const;
+  RopeSpec read(int32_t rotated_dim, int64_t max_seq_len) const;
 
  private:
   std::string name(const char* field) const { return prefix_ + field; }
@@ -194,11 +194,12 @@ void RopeReader::read_sections(int32_t pairs, RopeSpec* spec) const {
     fail_with(KVC_E_INVALID_ARGUMENT, sum, "%s sum to %lld, expected rotary_dim/2 = %d",
               name("sections").c_str(), ll(sum), pairs);
   }
-  if (rope_.mode == KVC_ROPE_ON_READ) {
-    fail_with(
-        KVC_E_UNSUPPORTED, count,
-        "%s = %d is not supported with mode = ON_READ (2): stored keys have one position each",
-        name("num_sections").c_str(), count);
+  if (spec->mode == KVC_ROPE_ON_READ) {
+    fail_with(KVC_E_UNSUPPORTED, count,
+              "%s = %d is not supported with %s: stored keys have one position each",
+              name("num_sections").c_str(), count,
+              rope_.mode == KVC_ROPE_ON_READ ? "mode = ON_READ (2)"
+                                             : "scaling = LONGROPE (3), which rotates on read");
   }
   spec->num_sections = count;
   spec->section_of_pair.reserve(pairs);
@@ -331,7 +332,7 @@ double RopeReader::magnitude() const {
   return std::sqrt(1 + growth / std::log(static_cast<double>(rope_.original_context)));
 }
 
-RopeSpec RopeReader::read(int32_t rotated_dim) const {
+RopeSpec RopeReader::read(int32_t rotated_dim, int64_t max_seq_len) const {
   refuse_unless(rope_.reserved == 0, "reserved", rope_.reserved, "0 is");
   RopeSpec spec;
   if (rope_.mode == KVC_ROPE_NONE) {
@@ -345,7 +346,9 @@ RopeSpec RopeReader::read(int32_t rotated_dim) const {
   refuse_unless(
       rope_.scaling >= KVC_ROPE_SCALING_NONE && rope_.scaling <= KVC_ROPE_SCALING_LONGROPE,
       "scaling", rope_.scaling, "NONE (0), LLAMA3 (1), YARN (2) and LONGROPE (3) are");
-  spec.mode = rope_.mode;
+  const bool changes = rope_.scaling == KVC_ROPE_SCALING_LONGROPE &&
+                       (max_seq_len == 0 || max_seq_len > rope_.original_context);
+  spec.mode = changes ? static_cast<kvc_rope_mode>(KVC_ROPE_ON_READ) : rope_.mode;
   spec.style = rope_.style;
   spec.rotary_dim = rope_.rotary_dim == 0 ? rotated_dim : rope_.rotary_dim;
   check_range("rotary_dim", spec.rotary_dim, 2, rotated_dim);
@@ -363,7 +366,7 @@ RopeSpec RopeReader::read(int32_t rotated_dim) const {
          rope_.scale);
   }
   spec.inverse_frequencies = frequencies(spec.rotary_dim, rope_.freq_factors, "freq_factors");
-  if (rope_.scaling == KVC_ROPE_SCALING_LONGROPE) {
+  if (changes) {
     spec.long_inverse_frequencies =
         frequencies(spec.rotary_dim, rope_.long_freq_factors, "long_freq_factors");
     spec.original_context = rope_.original_context;
@@ -374,8 +377,9 @@ RopeSpec RopeReader::read(int32_t rotated_dim) const {
 
 }  // namespace
 
-RopeSpec make_rope(const kvc_rope& rope, const std::string& prefix, int32_t rotated_dim) {
-  return RopeReader(rope, prefix).read(rotated_dim);
+RopeSpec make_rope(const kvc_rope& rope, const std::string& prefix, int32_t rotated_dim,
+                   int64_t max_seq_len) {
+  return RopeReader(rope, prefix).read(rotated_dim, max_seq_len);
 }
 
 int32_t shared_rope_index(std::vector<RopeSpec>& ropes, const RopeSpec& rope) {

@@ -20,9 +20,9 @@ struct RopeSpec {
   // [rotary_dim/2]; scale, frequency factors and scaling are folded in.
   std::vector<double> inverse_frequencies;
   std::vector<double>
-      // LONGROPE: for sequences longer than original_context; else empty.
+      // LONGROPE whose sequences may pass original_context: for those longer than it; else empty.
       long_inverse_frequencies;
-  int64_t original_context = 0;          // LONGROPE; else 0.
+  int64_t original_context = 0;          // Where there are long frequencies; else 0.
   double magnitude = 1;                  // Attention factor.
   std::vector<int32_t> section_of_pair;  // [rotary_dim/2] Position row of each pair; empty: row 0.
   int32_t num_sections = 1;              // Position rows that the pairs use.
@@ -34,7 +34,12 @@ struct RopeSpec {
 // defaults. `rope` has been read by the sized-struct rules. `prefix` is the caller's name of it, as
 // in "config.layers[3].rope->". Throws INVALID_ARGUMENT, OUT_OF_RANGE or UNSUPPORTED; the message
 // names the field and its value. Mode NONE gives RopeSpec{}.
-RopeSpec make_rope(const kvc_rope& rope, const std::string& prefix, int32_t rotated_dim);
+//
+// Rows that LONGROPE rotated cannot follow a sequence across original_context, forwards or back,
+// nor be shared by sequences on both sides. So it rotates on read whatever the mode says, unless
+// `max_seq_len` (0: any) keeps all sequences on the short side.
+RopeSpec make_rope(const kvc_rope& rope, const std::string& prefix, int32_t rotated_dim,
+                   int64_t max_seq_len = 0);
 
 // The index of an equal rotation in `ropes`, appended when there is none, so that equal layers
 // share a cos_sin table. -1: no rotation.

@@ -372,7 +372,7 @@ void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
       rope = ropes[layer.source];
     } else {
       rope = make_rope(layers[i].rope, reader.prefix(),
-                       layer.is_mla() ? layer.latent_rope_dim : layer.k_dim);
+                       layer.is_mla() ? layer.latent_rope_dim : layer.k_dim, spec.max_seq_len);
       if (layer.kind == KVC_LAYER_SHARED && rope.mode != ropes[layer.source].mode) {
         fail_with(KVC_E_INVALID_ARGUMENT, rope.mode, "%s = %d, the source layer %d has %d",
                   (reader.prefix() + "mode").c_str(), rope.mode, layer.source,

@@ -62,11 +62,12 @@ kernels::Rotation PositionCosSin::ensure(const RopeSpec& rope, bool long_variant
   return rotation_of(rope, cosines, sines);
 }
 
-kernels::Rotation shift_rotation(const RopeSpec& rope, bool long_variant, int64_t delta,
-                                 float* cosines, float* sines) {
-  const double* frequencies = frequencies_of(rope, long_variant);
-  for (int64_t i = 0; i < num_pairs(rope); ++i)
-    write_cos_sin(static_cast<double>(delta), frequencies[i], 1.0, cosines + i, sines + i);
+kernels::Rotation shift_rotation(const RopeSpec& rope, int64_t delta, float* cosines,
+                                 float* sines) {
+  for (int64_t i = 0; i < num_pairs(rope); ++i) {
+    write_cos_sin(static_cast<double>(delta), rope.inverse_frequencies[i], 1.0, cosines + i,
+                  sines + i);
+  }
   return rotation_of(rope, cosines, sines);
 }
 

@@ -38,7 +38,6 @@ class PositionCosSin {
 // The rotation that shifts keys by `delta` positions, of any sign. Writes cosines and sines
 // [rotary_dim/2]; the result borrows them and has one row. Stored keys carry the attention factor
 // already, so it is left out.
-kernels::Rotation shift_rotation(const RopeSpec& rope, bool long_variant, int64_t delta,
-                                 float* cosines, float* sines);
+kernels::Rotation shift_rotation(const RopeSpec& rope, int64_t delta, float* cosines, float* sines);
 
 }  // namespace kvc

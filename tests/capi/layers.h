@@ -181,6 +181,18 @@ inline void attend_rows(Cache& cache, kvc_seq seq, int32_t layer, Tokens& tokens
   cache.finish();
 }
 
+// The factors are borrowed.
+inline kvc_rope long_rope(kvc_rope_mode mode, const std::vector<float>& short_factors,
+                          const std::vector<float>& long_factors, int64_t original_context) {
+  kvc_rope rope = rope_of(mode);
+  rope.scaling = KVC_ROPE_SCALING_LONGROPE;
+  rope.num_freq_factors = static_cast<int32_t>(short_factors.size());
+  rope.freq_factors = short_factors.data();
+  rope.long_freq_factors = long_factors.data();
+  rope.original_context = original_context;
+  return rope;
+}
+
 // Pair (i, i + rotary/2) of `row` from element `begin` on, turned to a position: KVC_ROPE_HALF with
 // theta 10000.
 inline std::vector<double> rotated(std::vector<double> row, double position, size_t begin = 0) {

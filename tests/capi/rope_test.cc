@@ -1,5 +1,5 @@
 // Rotary embeddings through the C interface: modes, styles, positions given by the caller,
-// sections, LONGROPE. Frequencies: tests/unit.
+// sections. LONGROPE: longrope_test. Frequencies: tests/unit.
 #include "tests/capi/layers.h"
 
 namespace kvc::test {
@@ -235,45 +235,6 @@ TEST(Rope, BeginRefusesBadPositions) {
   });
 }
 
-kvc_rope long_rope(kvc_rope_mode mode, const std::vector<float>& short_factors,
-                   const std::vector<float>& long_factors) {
-  kvc_rope rope = rope_of(mode);
-  rope.scaling = KVC_ROPE_SCALING_LONGROPE;
-  rope.num_freq_factors = kDim / 2;
-  rope.freq_factors = short_factors.data();
-  rope.long_freq_factors = long_factors.data();
-  rope.original_context = 10;
-  return rope;
-}
-
-TEST(Rope, LongRopeFollowsTheLengthOfTheSequence) {
-  const std::vector<float> ones(kDim / 2, 1.0f), twos(kDim / 2, 2.0f);
-  Tokens tokens(20);
-  for (const kvc_rope_mode mode : {KVC_ROPE_ON_APPEND, KVC_ROPE_ON_READ}) {
-    RopeNet net(long_rope(mode, ones, twos));
-    HostTensor out(Elem::kF32, {20, kHeads, kDim});
-    attend_rows(net.cache, 1, 0, tokens, 0, 6, out);
-    attend_rows(net.cache, 1, 0, tokens, 6, 4, out);   // 10 tokens: still the short factors
-    attend_rows(net.cache, 1, 0, tokens, 10, 1, out);  // a short forward of a long sequence
-    attend_rows(net.cache, 1, 0, tokens, 11, 3, out);
-    for (int64_t p = 0; p < 14; ++p) {
-      const auto turn = [&](std::vector<double> row, int64_t key) {
-        const bool is_long = mode == KVC_ROPE_ON_APPEND && key >= 0 ? key >= 10 : p >= 10;
-        return rotated(std::move(row), static_cast<double>(key >= 0 ? key : p) / (is_long ? 2 : 1));
-      };
-      expect_row(out, p, {tokens, key_range(0, p + 1), turn}, p);
-    }
-    ASSERT_EQ(kvc_seq_pop(net.cache.get(), 1, 14, nullptr), KVC_OK);
-    attend_rows(net.cache, 1, 0, tokens, 0, 12, out);  // a prompt that is long as a whole
-    for (int64_t p = 0; p < 12; ++p) {
-      const auto turn = [&](std::vector<double> row, int64_t key) {
-        return rotated(std::move(row), static_cast<double>(key >= 0 ? key : p) / 2);
-      };
-      expect_row(out, p, {tokens, key_range(0, p + 1), turn}, p);
-    }
-  }
-}
-
 TEST(Rope, ThePlanRefusesFieldsThatDontGoTogether) {
   const std::vector<float> ones(kDim / 2, 1.0f), bad{1, 1, -1, 1};
   const auto refused = [](kvc_status status, std::initializer_list<const char*> parts,
@@ -307,7 +268,7 @@ TEST(Rope, ThePlanRefusesFieldsThatDontGoTogether) {
             r.freq_factors = ones.data();
           });
   refused(KVC_E_OUT_OF_RANGE, {"rope->long_freq_factors[2]", "-1"},
-          [&](kvc_rope& r) { r = long_rope(KVC_ROPE_ON_READ, ones, bad); });
+          [&](kvc_rope& r) { r = long_rope(KVC_ROPE_ON_READ, ones, bad, 10); });
   refused(KVC_E_UNSUPPORTED, {"rope->scaling", "4"}, [](kvc_rope& r) { r.scaling = 4; });
   refused(KVC_E_UNSUPPORTED, {"rope->reserved", "1"}, [](kvc_rope& r) { r.reserved = 1; });
   refused(KVC_E_OUT_OF_RANGE, {"rope->attention_factor", "-1"},

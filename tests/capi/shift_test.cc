@@ -320,30 +320,8 @@ TEST(Shift, CanSaysTheNearestToken) {
   EXPECT_EQ(nearest, -1) << "no token to drop";
 }
 
-// What K was turned by on append is not known any more: only the end can be dropped, and
-// kvc_seq_can says so.
-TEST(Shift, OfLongRopeOnAppendIsRefused) {
-  const std::vector<float> short_factors(kDim / 2, 1.0f), long_factors(kDim / 2, 2.0f);
-  kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
-  rope.scaling = KVC_ROPE_SCALING_LONGROPE;
-  rope.num_freq_factors = kDim / 2;
-  rope.freq_factors = short_factors.data();
-  rope.long_freq_factors = long_factors.data();
-  rope.original_context = 100;
-  kvc_layer layer = attention_layer();
-  layer.rope = &rope;
-  Net net({layer});
-  Cache cache(net.config);
-  add_tokens(cache, 1, 10);
-  expect_refused(cache, KVC_E_UNSUPPORTED, {"delta = -1", "LONGROPE"},
-                 [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 2, 3, -1, err); });
-  int64_t nearest = 0;
-  ASSERT_EQ(kvc_seq_can(cache.get(), 1, KVC_SEQ_SHIFT, 2, &nearest, nullptr), KVC_OK);
-  EXPECT_EQ(nearest, 9) << "the last token: nothing behind it moves";
-  expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 9, 10, -1, err); });
-}
-
-// The same for K that is stored quantised.
+// K that is stored quantised cannot be rotated on: only the end can be dropped, and kvc_seq_can
+// says so.
 TEST(Shift, OfQuantisedKRotatedOnAppendIsRefused) {
   kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
   for (const bool is_rotated : {true, false}) {

@@ -65,6 +65,8 @@ class Rope:
     def __init__(self, json=None, head_dim=0, offset=0):
         self.mode = "NONE" if json is None else json.get("mode", "ON_APPEND")
         json = {} if json is None else json
+        if json.get("scaling") == "LONGROPE":
+            self.mode = "ON_READ"
         self.interleaved = json.get("style", "HALF") == "INTERLEAVED"
         self.offset = offset
         self.dim = json.get("rotary_dim", 0) or head_dim

@@ -22,14 +22,13 @@ void NaiveCache::fork(kvc_seq parent, kvc_seq child, int64_t length) {
 }
 
 void NaiveCache::truncate(kvc_seq seq, int64_t length) {
-  extend(seq, length, 0);
+  extend(seq, length);
   std::map<int64_t, LayerStates>& states = sequences_.at(seq).states;
   states.erase(states.upper_bound(length), states.end());
 }
 
-void NaiveCache::extend(kvc_seq seq, int64_t length, int64_t grown_to) {
+void NaiveCache::extend(kvc_seq seq, int64_t length) {
   NaiveSequence& sequence = sequences_.at(seq);
-  sequence.grown_to.resize(static_cast<size_t>(length), grown_to);
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (!layers_[i].has_tokens()) continue;
     sequence.layers[i].k.resize(static_cast<size_t>(length));
@@ -57,7 +56,6 @@ void NaiveCache::keep_path(kvc_seq seq, int64_t length, const std::vector<int32_
     rows = std::move(kept);
   };
   NaiveSequence& sequence = sequences_.at(seq);
-  keep(sequence.grown_to);
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (!layers_[i].has_tokens()) continue;
     keep(sequence.layers[i].k);
@@ -68,7 +66,6 @@ void NaiveCache::keep_path(kvc_seq seq, int64_t length, const std::vector<int32_
 void NaiveCache::erase(kvc_seq seq, int64_t begin, int64_t end) {
   const auto drop = [&](auto& rows) { rows.erase(rows.begin() + begin, rows.begin() + end); };
   NaiveSequence& sequence = sequences_.at(seq);
-  drop(sequence.grown_to);
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (!layers_[i].has_tokens()) continue;
     drop(sequence.layers[i].k);

@@ -47,7 +47,6 @@ using LayerStates = std::vector<std::vector<StateValue>>;  // [layer][state]
 
 struct NaiveSequence {
   std::vector<NaiveRows> layers;
-  std::vector<int64_t> grown_to;          // by token: see extend
   std::map<int64_t, LayerStates> states;  // by position; 0 is the initial state
 };
 
@@ -60,8 +59,7 @@ class NaiveCache {
   void remove(kvc_seq seq) { sequences_.erase(seq); }
   void fork(kvc_seq parent, kvc_seq child, int64_t length);
   void truncate(kvc_seq seq, int64_t length);  // pop, and an abort
-  // A begin: rows not written yet, of a sequence that is `grown_to` tokens long for LongRoPE.
-  void extend(kvc_seq seq, int64_t length, int64_t grown_to);
+  void extend(kvc_seq seq, int64_t length);    // A begin: rows not written yet.
   void resize_cross(kvc_seq seq, int64_t length);
   void keep_path(kvc_seq seq, int64_t length, const std::vector<int32_t>& parents, int64_t leaf);
   void erase(kvc_seq seq, int64_t begin, int64_t end);

@@ -55,14 +55,17 @@ int section_of(const kvc_rope& rope, int pair) {
 
 NaiveRope make_rope(const kvc_rope& rope, int begin, int dim) {
   NaiveRope result;
-  result.mode = rope.mode;
+  result.mode = result.asked_mode = rope.mode;
   result.interleaved = rope.style == KVC_ROPE_INTERLEAVED;
   result.begin = begin;
   result.rotary_dim = rope.rotary_dim == 0 ? dim : rope.rotary_dim;
   const bool is_yarn = rope.scaling == KVC_ROPE_SCALING_YARN;
   result.attention_factor =
       or_default(rope.attention_factor, is_yarn ? 0.1 * std::log(rope.factor) + 1 : 1);
-  if (rope.scaling == KVC_ROPE_SCALING_LONGROPE) result.original_context = rope.original_context;
+  if (rope.scaling == KVC_ROPE_SCALING_LONGROPE) {
+    result.original_context = rope.original_context;
+    result.mode = KVC_ROPE_ON_READ;
+  }
   for (int i = 0; i < result.rotary_dim / 2; ++i) {
     result.pair_section.push_back(section_of(rope, i));
     for (size_t regime = 0; regime < 2; ++regime) {

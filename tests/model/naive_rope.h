@@ -12,12 +12,12 @@ namespace kvc::test {
 using Row = std::vector<double>;  // [heads * dim] of one token
 
 struct NaiveRope {
-  kvc_rope_mode mode = KVC_ROPE_NONE;
+  kvc_rope_mode mode = KVC_ROPE_NONE, asked_mode = KVC_ROPE_NONE;
   bool interleaved = false;
   int begin = 0;       // first rotated element of a head
   int rotary_dim = 0;  // 0: no rotation
   double attention_factor = 1;
-  // LongRoPE: sequences longer than this turn by frequencies[1]; 0: never
+  // LongRoPE: sequences longer than this turn by frequencies[1]; 0: never. K is turned on read.
   int64_t original_context = 0;
   std::array<std::vector<double>, 2> frequencies;
   std::vector<int> pair_section;  // position row that turns a pair

@@ -211,7 +211,7 @@ TEST(Oracle, CommittingAPathKeepsItsRowsInOrder) {
   NaiveLayer layer;
   NaiveCache cache({layer});
   cache.add(7);
-  cache.extend(7, 6, 4);  // two tokens, four nodes
+  cache.extend(7, 6);  // two tokens, four nodes
   for (size_t t = 0; t < 6; ++t) cache.at(7).layers[0].k[t] = {static_cast<double>(t)};
   cache.keep_path(7, 2, {-1, -1, 0, 2}, 3);
   std::vector<double> kept;

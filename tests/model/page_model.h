@@ -53,7 +53,6 @@ struct ModelLimits {
   int64_t window_reserve = 0;   // tokens that windows of layers keep for pops
   bool has_attention = false;   // an ATTENTION or MLA layer
   bool has_chunk = false, has_window = false, has_cross = false, has_on_read = false;
-  bool has_long_on_append = false;  // LongRoPE, stored rotated
 };
 
 // Kept pages of one sequence and group, by index: page i holds tokens [i * page_tokens, (i + 1) *

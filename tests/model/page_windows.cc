@@ -165,8 +165,6 @@ Expected PageModel::check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t
   expected.also(!can_shift(sequence, begin, end), KVC_E_OUT_OF_RANGE);
   // Rows that move by less than a page may need one more.
   if (has_dropped(sequence)) expected.tolerated.insert(KVC_E_NO_PAGES);
-  expected.also(limits_.has_long_on_append && end < sequence.length && delta != 0,
-                KVC_E_UNSUPPORTED);
   for (size_t g = 0; g < sequence.tables.size() && expected.ok(); ++g) {
     for (const auto& [index, page] : sequence.tables[g].pages) {
       if (index >= begin / page_tokens(g) && holders(page) > 1)
@@ -248,10 +246,8 @@ Expected PageModel::can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* neares
   }
   *nearest = -1;
   if (limits_.has_states) return expected;
-  // LongRoPE, stored rotated: only the last token can go, behind which nothing moves.
-  const int64_t first = limits_.has_long_on_append ? sequence.length - 1 : 0;
   pos = std::min(pos, sequence.length - 1);
-  for (int64_t token = std::max<int64_t>(0, first); token < sequence.length; ++token) {
+  for (int64_t token = 0; token < sequence.length; ++token) {
     if (can_shift(sequence, token, token + 1) &&
         (*nearest == -1 || std::abs(token - pos) < std::abs(*nearest - pos)))
       *nearest = token;

@@ -125,7 +125,7 @@ void RandomRun::op_begin() {
   written_.assign(setup_.layers().size(), false);
   pending_states_.clear();
   for (const ModelEntry& entry : model_.entries()) {
-    naive_.extend(entry.seq, entry.old_slots + entry.append, longest_path(entry));
+    naive_.extend(entry.seq, entry.old_slots + entry.append);
     if (entry.cross > 0) naive_.resize_cross(entry.seq, entry.cross);
   }
   note_rows(positions.get());
@@ -179,7 +179,7 @@ void RandomRun::op_close() {
               [&](kvc_error* err) { return kvc_forward_abort(forward_, err); });
     model_.abort();
     for (const ModelEntry& entry : entries) {
-      naive_.extend(entry.seq, entry.old_slots, 0);
+      naive_.extend(entry.seq, entry.old_slots);
       if (entry.cross > 0) naive_.resize_cross(entry.seq, 0);
     }
   }

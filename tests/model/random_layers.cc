@@ -210,7 +210,8 @@ const kvc_rope* RandomLayers::draw_rope(Random& random, int dim, bool whole, Nai
   rope.theta = random.chance(0.5) ? 0 : 500000;
   const int pairs = (all ? dim : rope.rotary_dim) / 2;
   draw_scaling(random, &rope, pairs);
-  if (sections_ && rope.mode == KVC_ROPE_ON_APPEND && random.chance(0.7))
+  if (sections_ && rope.mode == KVC_ROPE_ON_APPEND && rope.scaling != KVC_ROPE_SCALING_LONGROPE &&
+      random.chance(0.7))
     draw_sections(random, &rope, pairs);
   *naive = make_rope(rope, begin, dim);
   return &rope;

@@ -172,11 +172,8 @@ void RandomRun::shift_rows(kvc_seq seq, int64_t begin, int64_t end, int64_t delt
       if (!model_.keeps(model_.at(seq), static_cast<size_t>(spec.group), {token, token + 1}))
         continue;  // A window has dropped it.
       Row& row = sequence.layers[layer].k[static_cast<size_t>(token)];
-      const bool is_long =
-          spec.rope.original_context != 0 &&
-          sequence.grown_to[static_cast<size_t>(token)] > spec.rope.original_context;
       const Row want = rotated(spec.rope, spec.k_dim, row,
-                               RopePosition::all(static_cast<double>(delta), is_long), true);
+                               RopePosition::all(static_cast<double>(delta), false), true);
       HostTensor got(Elem::kF32, {1, spec.kv_heads, spec.k_dim});
       const kvc_status status =
           kvc_debug_get_layer(setup_.cache(), seq, setup_.global_layer(layer), token, token + 1,

@@ -122,9 +122,6 @@ void RandomSetup::draw_limits(Random& random, bool data, bool long_context) {
     limits_.has_chunk |= layer.has_tokens() && layer.chunk != 0;
     limits_.has_cross |= layer.kind == KVC_LAYER_CROSS;
     limits_.has_states |= layer.kind == KVC_LAYER_STATE;
-    limits_.has_long_on_append |= layer.has_tokens() && layer.rope.mode == KVC_ROPE_ON_APPEND &&
-                                  layer.rope.original_context != 0;
-    limits_.has_on_read |= layer.has_tokens() && layer.rope.mode == KVC_ROPE_ON_READ;
   }
   if (limits_.has_cross && random.chance(0.5))
     limits_.max_cross_len = random.range(1, 2 * config_.page_size);
@@ -158,6 +155,7 @@ void RandomSetup::ask_plan(Random& random) {
     config_.num_pages = limits_.num_pages = 2 * limits_.num_pages;
     status = kvc_plan_create(&config_, &plan, &error);
   }
+  settle_ropes();
   if (status != KVC_OK) return;  // the run's own plan fails in the same way
   kvc_plan_info info{};
   info.struct_size = sizeof info;
@@ -190,6 +188,17 @@ void RandomSetup::ask_plan(Random& random) {
         static_cast<int64_t>(layer_info.region_bytes);
   }
   kvc_plan_destroy(plan);
+}
+
+// LongRoPE in caches whose sequences never get past its context is stored as it was asked for.
+void RandomSetup::settle_ropes() {
+  for (NaiveLayer& layer : layers_.naive()) {
+    NaiveRope& rope = layer.rope;
+    if (rope.original_context != 0 && limits_.max_seq_len != 0 &&
+        limits_.max_seq_len <= rope.original_context)
+      rope.original_context = 0, rope.mode = rope.asked_mode;
+    limits_.has_on_read |= layer.has_tokens() && rope.mode == KVC_ROPE_ON_READ;
+  }
 }
 
 int64_t RandomSetup::longest_pages() const {

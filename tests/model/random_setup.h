@@ -73,6 +73,7 @@ class RandomSetup {
   void draw_limits(Random& random, bool data, bool long_context);
   // Reads the groups of a plan without storage and lets max_seq_len fit.
   void ask_plan(Random& random);
+  void settle_ropes();
   void borrow_pools(Random& random);
 
   kvc_config config_{};

@@ -216,6 +216,13 @@ TEST(Rope, LongRopeKeepsBothSetsOfFrequencies) {
     EXPECT_DOUBLE_EQ(spec.long_inverse_frequencies[i], frequency / static_cast<double>(kLong[i]));
   }
   EXPECT_EQ(spec.original_context, 4096);
+  EXPECT_EQ(spec.mode, KVC_ROPE_ON_READ) << "whatever is asked for";
+  EXPECT_EQ(make_rope(rope, "rope->", 8, 4097), spec);
+  const RopeSpec fixed = make_rope(rope, "rope->", 8, 4096);
+  EXPECT_EQ(fixed.mode, KVC_ROPE_ON_APPEND);
+  EXPECT_EQ(fixed.inverse_frequencies, spec.inverse_frequencies);
+  EXPECT_TRUE(fixed.long_inverse_frequencies.empty());
+  EXPECT_EQ(fixed.original_context, 0);
   EXPECT_EQ(make_rope(llama31(), "rope->", 128).original_context, 0) << "only LONGROPE switches";
 }
 

@@ -314,7 +314,7 @@ TEST(ShiftRotation, MovesATurnedKeyToItsNewPosition) {
     const kernels::Rotation turned = cos_sin.get(rope, positions_of(positions), executor);
     float cosines[8];
     float sines[8];
-    const kernels::Rotation shift = shift_rotation(rope, false, delta, cosines, sines);
+    const kernels::Rotation shift = shift_rotation(rope, delta, cosines, sines);
     EXPECT_EQ(shift.rotary_dim, 16);
     EXPECT_EQ(shift.cos, cosines);
     EXPECT_EQ(shift.sin, sines);
@@ -328,15 +328,6 @@ TEST(ShiftRotation, MovesATurnedKeyToItsNewPosition) {
       EXPECT_NEAR(x * s + y * c, static_cast<double>(turned.sin[8 + i]), 4e-7) << delta;
     }
   }
-}
-
-TEST(ShiftRotation, OfLongTurnsUsesLongFrequencies) {
-  RopeSpec rope = rope_of({1.0, 0.1});
-  rope.long_inverse_frequencies = {0.5, 0.01};
-  float cosines[2];
-  float sines[2];
-  expect_turn(shift_rotation(rope, true, -10, cosines, sines), 0, 0, -5, 1);
-  expect_turn(shift_rotation(rope, false, -10, cosines, sines), 0, 0, -10, 1);
 }
 
 }  // namespace

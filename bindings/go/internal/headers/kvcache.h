@@ -434,7 +434,8 @@ enum {
   KVC_ROPE_NONE = 0,      /* The library rotates nothing. */
   KVC_ROPE_ON_APPEND = 1, /* K is stored rotated; q is rotated when it attends. */
   KVC_ROPE_ON_READ = 2    /* K is stored unrotated and rotated whenever it is read. Sink tokens at a
-                             bounded distance need it (kvc_seq_set_window). */
+                             bounded distance need it (kvc_seq_set_window). LONGROPE is always so,
+                             see kvc_rope. */
 };
 
 typedef int32_t kvc_rope_style;
@@ -483,16 +484,19 @@ enum {
  *              factor (fewer than beta_slow), linear in the index of the pair. Its ends follow from
  *              theta, without scale and freq_factors, and are rounded outwards to whole pairs.
  *   LONGROPE   A sequence that is longer than original_context with its new tokens (of a tree: its
- *              deepest path) uses long_freq_factors, else freq_factors. The length of the forward
- *              never decides. ON_READ: for all keys. ON_APPEND: for the tokens appended from then
- *              on.
+ *              deepest path) uses long_freq_factors for all of its keys, else freq_factors. The
+ *              length of the forward never decides. K is rotated on read, also with mode ON_APPEND:
+ *              rotated rows could not follow a sequence across original_context, forwards or back,
+ *              nor be shared by a long and a short one. With config.max_seq_len <= original_context
+ *              the long factors are not used, and ON_APPEND is what it says.
  *   others     freq_factors and attention_factor express any frequencies.
  *
  * kvc_plan_create refuses a rope and names field and value:
  *   KVC_E_INVALID_ARGUMENT, KVC_E_OUT_OF_RANGE  A field that is not zero although `scaling`,
  *                      num_sections or mode NONE does not use it; a factor or frequency factor that
  *                      is not positive; sections that do not fit.
- *   KVC_E_UNSUPPORTED  A value of the enums above that is not listed; sections with ON_READ. */
+ *   KVC_E_UNSUPPORTED  A value of the enums above that is not listed; sections where K is rotated
+ *                      on read. */
 typedef struct kvc_rope {
   size_t struct_size;
   kvc_rope_mode mode;
@@ -1169,8 +1173,6 @@ KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n,
  *                                 - The cache has STATE layers.
  *                                 - A delta other than begin - end, which leaves a gap, where the
  *                                   sequence or a layer has a window or chunk.
- *                                 - It would move K of a LONGROPE layer that rotates ON_APPEND: K
- *                                   does not say by which factors.
  *                                 - It would move K that is quantised and rotated ON_APPEND.
  * Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
  *                                 negative, stop ascending, or exceed int32.
@@ -1447,7 +1449,8 @@ enum {
   /* The same call gives the same bits. Always so on the CPU. */
   KVC_ATTN_DETERMINISTIC = 1,
   /* A token's output does not depend on the other sequences of the batch, nor on how its prompt was
-   * cut into forwards. Decode steps use the arithmetic of prefill, and shared prefixes are read by
+   * cut into forwards; with LONGROPE, among cuts after which the sequence is on the same side of
+   * original_context. Decode steps use the arithmetic of prefill, and shared prefixes are read by
    * each sequence. */
   KVC_ATTN_BATCH_INVARIANT = 2,
   /* Read shared prefixes once per sequence, even where reading them together would pay. In CUDA

@@ -520,16 +520,16 @@ extern "C" {
     /// ```text
     /// delta = begin - end closes the gap (context shift). With begin = end the positions of the tokens
     /// from begin on move, and nothing is dropped. K that is stored rotated is re-rotated; shared pages
-    /// are made private first. Tokens appended later continue after the last position.
+    /// are made private first. Tokens appended later continue after the last position. What a window has
+    /// dropped stays dropped; the rest moves.
     ///
-    /// Expected:  KVC_E_NO_PAGES       For private copies of shared pages (detail = missing).
-    ///            KVC_E_OUT_OF_RANGE   A window has dropped tokens of the sequence.
+    /// Expected:  KVC_E_NO_PAGES       For private copies of shared pages, and for one page per layer
+    ///                                 group where a window has dropped tokens (detail = missing).
+    ///            KVC_E_OUT_OF_RANGE   The next token would see a token that a window has dropped.
     ///            KVC_E_UNSUPPORTED    One of these:
     ///                                 - The cache has STATE layers.
     ///                                 - A delta other than begin - end, which leaves a gap, where the
     ///                                   sequence or a layer has a window or chunk.
-    ///                                 - It would move K of a LONGROPE layer that rotates ON_APPEND: K
-    ///                                   does not say by which factors.
     ///                                 - It would move K that is quantised and rotated ON_APPEND.
     /// Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
     ///                                 negative, stop ascending, or exceed int32.

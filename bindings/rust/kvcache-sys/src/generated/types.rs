@@ -255,16 +255,16 @@ kinds! {
         /// K is stored rotated; q is rotated when it attends.
         KVC_ROPE_ON_APPEND = 1,
         /// K is stored unrotated and rotated whenever it is read. Sink tokens at a bounded distance
-        /// need it (kvc_seq_set_window).
+        /// need it (kvc_seq_set_window). LONGROPE is always so, see kvc_rope.
         KVC_ROPE_ON_READ = 2,
     }
 }
 
 kinds! {
     kvc_rope_style: i32 {
-        /// Pairs (i, i + rotary_dim/2): Llama, NeoX.
+        /// Pairs (i, i + rotary_dim/2): NeoX, Llama in Hugging Face's format.
         KVC_ROPE_HALF = 0,
-        /// Pairs (2i, 2i + 1): GPT-J, original RoPE.
+        /// Pairs (2i, 2i + 1): GPT-J, Llama in Meta's own format and in GGUF.
         KVC_ROPE_INTERLEAVED = 1,
     }
 }
@@ -314,16 +314,19 @@ kinds! {
 ///              factor (fewer than beta_slow), linear in the index of the pair. Its ends follow from
 ///              theta, without scale and freq_factors, and are rounded outwards to whole pairs.
 ///   LONGROPE   A sequence that is longer than original_context with its new tokens (of a tree: its
-///              deepest path) uses long_freq_factors, else freq_factors. The length of the forward
-///              never decides. ON_READ: for all keys. ON_APPEND: for the tokens appended from then
-///              on.
+///              deepest path) uses long_freq_factors for all of its keys, else freq_factors. The
+///              length of the forward never decides. K is rotated on read, also with mode ON_APPEND:
+///              rotated rows could not follow a sequence across original_context, forwards or back,
+///              nor be shared by a long and a short one. With config.max_seq_len <= original_context
+///              the long factors are not used, and ON_APPEND is what it says.
 ///   others     freq_factors and attention_factor express any frequencies.
 ///
 /// kvc_plan_create refuses a rope and names field and value:
 ///   KVC_E_INVALID_ARGUMENT, KVC_E_OUT_OF_RANGE  A field that is not zero although `scaling`,
 ///                      num_sections or mode NONE does not use it; a factor or frequency factor that
 ///                      is not positive; sections that do not fit.
-///   KVC_E_UNSUPPORTED  A value of the enums above that is not listed; sections with ON_READ.
+///   KVC_E_UNSUPPORTED  A value of the enums above that is not listed; sections where K is rotated
+///                      on read.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -937,7 +940,8 @@ pub const KVC_FORWARD_PARTIAL: u64 = 2;
 /// The same call gives the same bits. Always so on the CPU.
 pub const KVC_ATTN_DETERMINISTIC: u64 = 1;
 /// A token's output does not depend on the other sequences of the batch, nor on how its prompt was
-/// cut into forwards. Decode steps use the arithmetic of prefill, and shared prefixes are read by
+/// cut into forwards; with LONGROPE, among cuts after which the sequence is on the same side of
+/// original_context. Decode steps use the arithmetic of prefill, and shared prefixes are read by
 /// each sequence.
 pub const KVC_ATTN_BATCH_INVARIANT: u64 = 2;
 /// Read shared prefixes once per sequence, even where reading them together would pay. In CUDA
