@@ -796,6 +796,9 @@ typedef struct kvc_plan_info {
                                 num_state_slots / 2; 0: no pages. */
   double waste;              /* Share of the bytes of such a request that is padding or lies behind
                                 its last token, 0..1. */
+  uint64_t cos_sin_bytes_per_token; /* Beside the pool, for every token that a sequence sees: cos
+                                       and sin of layers that rotate K on read. Sequences at the
+                                       same positions share them. 0: no such layer. */
 } kvc_plan_info;
 
 /* Reports the plan as numbers.
@@ -1043,6 +1046,8 @@ typedef struct kvc_stats {
   uint64_t block_lifetime[32];  /* Evicted blocks, by time in the index. */
   uint64_t block_idle[32];      /* Evicted blocks, by time since their last use. */
   uint64_t block_reuse_gap[32]; /* Hits, by time since the block's use before. */
+  uint64_t cos_sin_bytes;       /* On the host, for layers that rotate K on read: cos and sin of the
+                                   keys that sequences see, as of their last forwards. */
 } kvc_stats;
 
 /* Reports the counters and gauges of a cache.

@@ -96,6 +96,10 @@ struct AttnSequence {
   const int32_t* row_positions;
   const int32_t* key_positions;  // nullable, per key: absolute positions; else key_position + k
   int64_t k_rotation_index;      // which of AttnParams::k_rotations turns its keys
+  // Nullable: turns its keys in place of that, except in items with sink_part, by row
+  // key - own_rotation_begin. CPU only.
+  const Rotation* own_k_rotation;
+  int64_t own_rotation_begin;
 };
 
 // What one attention call computes for every item. Scores are in log2 units:

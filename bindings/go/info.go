@@ -7,52 +7,54 @@ import "C"
 
 // PlanInfo is a plan as made, defaults filled in.
 type PlanInfo struct {
-	PageSize         int32 // tokens
-	NumLayers        int32 // of the whole model
-	LayerBegin       int32
-	LayerEnd         int32
-	NumGroups        int32 // page tables per sequence; see Plan.Group
-	NumLayerRegions  int32 // regions of a page that PoolLayerFirst keeps apart; see LayerInfo.Region
-	NumPages         int64
-	PageBytes        uint64 // one page, all layers of the slice
-	BytesPerToken    uint64 // one token, all layers of the slice
-	PoolBytes        uint64 // NumPages * PageBytes
-	MaxTokens        int64  // tokens all pages hold together while no window has dropped any
-	MaxSeqLen        int64  // longest single sequence
-	StateSlotBytes   uint64 // recurrent state of one sequence, all STATE layers; 0: none
-	NumStateSlots    int64  // 0: no limit
-	StateSlotPages   int64  // pages that a state slot takes out of use; 0: states have memory of their own
-	PrefixBlock      int32  // tokens of a block of the prefix index: least common multiple of the groups' page_tokens
-	ForwardsInFlight int32
-	NumHostPages     int64   // HostByteBudget / PageBytes
-	RequestPages     int64   // Plan.RequestPages(MaxSeqLen)
-	Concurrency      float64 // requests of MaxSeqLen tokens that the pages hold at once; 0: no pages
-	Waste            float64 // share of such a request that is padding or lies behind its last token, 0..1
+	PageSize            int32 // tokens
+	NumLayers           int32 // of the whole model
+	LayerBegin          int32
+	LayerEnd            int32
+	NumGroups           int32 // page tables per sequence; see Plan.Group
+	NumLayerRegions     int32 // regions of a page that PoolLayerFirst keeps apart; see LayerInfo.Region
+	NumPages            int64
+	PageBytes           uint64 // one page, all layers of the slice
+	BytesPerToken       uint64 // one token, all layers of the slice
+	PoolBytes           uint64 // NumPages * PageBytes
+	MaxTokens           int64  // tokens all pages hold together while no window has dropped any
+	MaxSeqLen           int64  // longest single sequence
+	StateSlotBytes      uint64 // recurrent state of one sequence, all STATE layers; 0: none
+	NumStateSlots       int64  // 0: no limit
+	StateSlotPages      int64  // pages that a state slot takes out of use; 0: states have memory of their own
+	PrefixBlock         int32  // tokens of a block of the prefix index: least common multiple of the groups' page_tokens
+	ForwardsInFlight    int32
+	NumHostPages        int64   // HostByteBudget / PageBytes
+	RequestPages        int64   // Plan.RequestPages(MaxSeqLen)
+	Concurrency         float64 // requests of MaxSeqLen tokens that the pages hold at once; 0: no pages
+	Waste               float64 // share of such a request that is padding or lies behind its last token, 0..1
+	CosSinBytesPerToken uint64  // beside the pool, for every token in sight: cos and sin of layers that rotate K on read
 }
 
 func goPlanInfo(c *C.kvc_plan_info) *PlanInfo {
 	out := &PlanInfo{
-		PageSize:         int32(c.page_size),
-		NumLayers:        int32(c.num_layers),
-		LayerBegin:       int32(c.layer_begin),
-		LayerEnd:         int32(c.layer_end),
-		NumGroups:        int32(c.num_groups),
-		NumLayerRegions:  int32(c.num_layer_regions),
-		NumPages:         int64(c.num_pages),
-		PageBytes:        uint64(c.page_bytes),
-		BytesPerToken:    uint64(c.bytes_per_token),
-		PoolBytes:        uint64(c.pool_bytes),
-		MaxTokens:        int64(c.max_tokens),
-		MaxSeqLen:        int64(c.max_seq_len),
-		StateSlotBytes:   uint64(c.state_slot_bytes),
-		NumStateSlots:    int64(c.num_state_slots),
-		StateSlotPages:   int64(c.state_slot_pages),
-		PrefixBlock:      int32(c.prefix_block),
-		ForwardsInFlight: int32(c.forwards_in_flight),
-		NumHostPages:     int64(c.num_host_pages),
-		RequestPages:     int64(c.request_pages),
-		Concurrency:      float64(c.concurrency),
-		Waste:            float64(c.waste),
+		PageSize:            int32(c.page_size),
+		NumLayers:           int32(c.num_layers),
+		LayerBegin:          int32(c.layer_begin),
+		LayerEnd:            int32(c.layer_end),
+		NumGroups:           int32(c.num_groups),
+		NumLayerRegions:     int32(c.num_layer_regions),
+		NumPages:            int64(c.num_pages),
+		PageBytes:           uint64(c.page_bytes),
+		BytesPerToken:       uint64(c.bytes_per_token),
+		PoolBytes:           uint64(c.pool_bytes),
+		MaxTokens:           int64(c.max_tokens),
+		MaxSeqLen:           int64(c.max_seq_len),
+		StateSlotBytes:      uint64(c.state_slot_bytes),
+		NumStateSlots:       int64(c.num_state_slots),
+		StateSlotPages:      int64(c.state_slot_pages),
+		PrefixBlock:         int32(c.prefix_block),
+		ForwardsInFlight:    int32(c.forwards_in_flight),
+		NumHostPages:        int64(c.num_host_pages),
+		RequestPages:        int64(c.request_pages),
+		Concurrency:         float64(c.concurrency),
+		Waste:               float64(c.waste),
+		CosSinBytesPerToken: uint64(c.cos_sin_bytes_per_token),
 	}
 	return out
 }
@@ -234,6 +236,7 @@ type Stats struct {
 	CopyRuns          uint64 // contiguous copies that swaps and page copies were merged into
 	EventsMade        uint64
 	EventsLost        uint64     // overwritten before they were polled
+	CosSinBytes       uint64     // on the host: cos and sin of layers that rotate K on read
 	BlockLifetime     [32]uint64 // evicted blocks by time in the index: bucket i counts 2^i milliseconds and more
 	BlockIdle         [32]uint64 // evicted blocks by time since their last use
 	BlockReuseGap     [32]uint64 // hits by time since the block's use before
@@ -286,6 +289,7 @@ func goStats(c *C.kvc_stats) *Stats {
 		CopyRuns:          uint64(c.copy_runs),
 		EventsMade:        uint64(c.events_made),
 		EventsLost:        uint64(c.events_lost),
+		CosSinBytes:       uint64(c.cos_sin_bytes),
 	}
 	for i := range out.BlockLifetime {
 		out.BlockLifetime[i] = uint64(c.block_lifetime[i])

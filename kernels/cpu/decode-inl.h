@@ -72,8 +72,8 @@ class DecodeLoop {
         item_(item),
         sequence_(params.sequences[item.sequence]),
         visible_(visible_keys(params, item, item.row_begin, item.row_end)),
-        key_rotation_(params.k_rotations[sequence_.k_rotation_index]),
-        rotates_(key_rotation_.rotary_dim > 0),
+        key_rotation_(params, item),
+        rotates_(key_rotation_.rotates()),
         group_(params.num_q_heads / params.num_kv_heads),
         layout_(
             scratch_layout(params, item.row_end - item.row_begin, item.head_end - item.head_begin)),
@@ -152,10 +152,11 @@ class DecodeLoop {
       float* to = keys_ + key * layout_.q_stride;
       rotated_.k[key] = reinterpret_cast<const std::byte*>(to);
       const std::byte* from = rows.k[key] + head * params_.k.head_stride;
-      const int64_t position = position_of_key(sequence_, chunk_key + key);
+      const int64_t row = key_rotation_.row_of(chunk_key + key);
       with_dtype(params_.k.dtype, [&](auto type) {
-        transform_row<decltype(type)::value, DType::kF32>(
-            reinterpret_cast<std::byte*>(to), from, params_.k_dim, key_rotation_, position, 1.0f);
+        transform_row<decltype(type)::value, DType::kF32>(reinterpret_cast<std::byte*>(to), from,
+                                                          params_.k_dim, key_rotation_.rotation,
+                                                          row, 1.0f);
       });
     }
   }
@@ -275,7 +276,7 @@ class DecodeLoop {
   const AttnItem& item_;
   const AttnSequence& sequence_;
   const VisibleKeys visible_;
-  const Rotation& key_rotation_;
+  const KeyRotation key_rotation_;
   const bool rotates_;
   const int64_t group_;
   const ScratchLayout layout_;

@@ -99,15 +99,14 @@ template <DType kTo>
 void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* const* k_rows,
                   TilePass& pass) {
   const AttnParams& params = *rows.params;
-  const Rotation& rotation = params.k_rotations[rows.sequence->k_rotation_index];
+  const KeyRotation turn(params, *rows.item);
   with_dtype(params.k.dtype, [&](auto type) {
     for (int key = 0; key < kBlockKeys; ++key) {
       pass.rotated_rows[key] = pass.zeros;
       if (k_rows[key] == pass.zeros) continue;
       std::byte* to = pass.rotated + key * params.k_dim * dtype_bytes(kTo);
-      transform_row<decltype(type)::value, kTo>(to, k_rows[key], params.k_dim, rotation,
-                                                position_of_key(*rows.sequence, block_begin + key),
-                                                1.0f);
+      transform_row<decltype(type)::value, kTo>(to, k_rows[key], params.k_dim, turn.rotation,
+                                                turn.row_of(block_begin + key), 1.0f);
       pass.rotated_rows[key] = to;
     }
   });
@@ -233,7 +232,7 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
   const int64_t last_token = rows.item->row_begin + (first_row + num_rows - 1) / rows.group;
   const VisibleKeys visible = visible_keys(params, *rows.item, token, last_token + 1);
   const bool ends_only = visible.ends_only && rows.item->key_begin % kBlockKeys == 0;
-  const bool rotates = params.k_rotations[rows.sequence->k_rotation_index].rotary_dim > 0;
+  const bool rotates = KeyRotation(params, *rows.item).rotates();
   const std::byte** here = pass.rows;
   const std::byte** next = pass.rows + 2 * kBlockKeys;
   int64_t block = visible.first_block(kBlockKeys);

@@ -23,6 +23,28 @@ inline int64_t position_of_key(const AttnSequence& sequence, int64_t key) {
                                            : sequence.key_position + key;
 }
 
+// What turns the keys of an item while they are read.
+struct KeyRotation {
+  const Rotation& rotation;
+  const AttnSequence& sequence;
+  bool by_key;
+
+  KeyRotation(const AttnParams& params, const AttnItem& item)
+      : KeyRotation(params, params.sequences[item.sequence], item.sink_part != 0) {}
+  bool rotates() const { return rotation.rotary_dim > 0; }
+  int64_t row_of(int64_t key) const {
+    return by_key ? key - sequence.own_rotation_begin : position_of_key(sequence, key);
+  }
+
+ private:
+  KeyRotation(const AttnParams& params, const AttnSequence& of, bool sink_part)
+      : rotation(of.own_k_rotation != nullptr && !sink_part
+                     ? *of.own_k_rotation
+                     : params.k_rotations[of.k_rotation_index]),
+        sequence(of),
+        by_key(of.own_k_rotation != nullptr && !sink_part) {}
+};
+
 // A score with its bias, see kMaxBias. -inf hides the key, whatever the score; its K may be NaN.
 KVC_VEC_INLINE Vec add_bias(Vec score, Vec bias) {
   const Vec bounded = min(set1(kMaxBias), max(set1(-kMaxBias), bias));  // NaN stays

@@ -21,6 +21,7 @@ int64_t packed_row_of(const AttnSequence& sequence, int64_t row) {
 // One query head of one token against the keys of its sequence.
 struct QueryRow {
   const AttnParams& params;
+  const AttnItem& item;
   const AttnSequence& sequence;
   int64_t row;  // token row inside the sequence
   int64_t q_head;
@@ -58,10 +59,13 @@ struct QueryRow {
 
   double score(int64_t key) const {
     const std::byte* k = row_of(params.k, key);
-    const Rotation& rotation = params.k_rotations[sequence.k_rotation_index];
+    const bool by_key = sequence.own_k_rotation != nullptr && item.sink_part == 0;
+    const Rotation& rotation =
+        by_key ? *sequence.own_k_rotation : params.k_rotations[sequence.k_rotation_index];
+    const int64_t rotation_row = by_key ? key - sequence.own_rotation_begin : position_of(key);
     double s = 0;
     for (int64_t d = 0; d < params.k_dim; ++d)
-      s += q[d] * rotated_element(k, params.k.dtype, rotation, position_of(key), d);
+      s += q[d] * rotated_element(k, params.k.dtype, rotation, rotation_row, d);
     if (params.softcap != 0) s = params.softcap * std::tanh(s);
     if (params.alibi != nullptr) {
       s += -static_cast<double>(params.alibi[q_head]) *
@@ -160,7 +164,7 @@ void attention(const AttnParams& params, const AttnItem& item, void* scratch) {
       for (int64_t d = 0; d < params.k_dim; ++d) {
         q[d] = params.q_scale * rotated_element(from, params.q.dtype, rotation, packed_row, d);
       }
-      const QueryRow query{params, sequence, row, q_head, q};
+      const QueryRow query{params, item, sequence, row, q_head, q};
       Sums sums = attend(query, item.key_begin, item.key_end, acc);
       if (partial == nullptr) {
         // As a partial rounds, so that a row's bits do not depend on whether other rows need a

@@ -103,6 +103,8 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   info.state_slot_bytes = static_cast<uint64_t>(plan.layout().state_slot_bytes);
   info.num_state_slots = spec.num_state_slots;
   info.state_slot_pages = plan.state_slot_pages();
+  info.cos_sin_bytes_per_token =
+      static_cast<uint64_t>(kvc::cos_sin_bytes_per_token(plan.spec().ropes));
   info.prefix_block = spec.prefix_block();
   info.forwards_in_flight = spec.forwards_in_flight;
   info.num_host_pages = plan.num_host_pages();

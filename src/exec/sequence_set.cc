@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/error.h"
+#include "src/exec/cpu/cos_sin.h"
 #include "src/sequences/visibility.h"
 
 namespace kvc {
@@ -43,7 +44,7 @@ void check_view(const Forward& forward, const KeyView& view) {
 }
 
 void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
-                        const std::vector<Span>* spans) {
+                        const std::vector<Span>* spans, HostCosSin& cos_sin) {
   check_view(forward, view);
   const std::vector<BatchEntry>& entries = forward.batch().entries();
   sequences_.clear();
@@ -56,7 +57,7 @@ void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
   mask_begin_.assign(entries.size(), -1);
   position_begin_.assign(entries.size(), -1);
   has_sinks_ = false;
-  for (const BatchEntry& entry : entries) add_entry(forward, spec, view, entry);
+  for (const BatchEntry& entry : entries) add_entry(forward, spec, view, entry, cos_sin);
   // The arrays are complete and don't move any more.
   for (size_t i = 0; i < sequences_.size(); ++i) {
     if (mask_begin_[i] >= 0) sequences_[i].tree_mask = masks_.data() + mask_begin_[i];
@@ -67,7 +68,7 @@ void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
 }
 
 void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& view,
-                            const BatchEntry& entry) {
+                            const BatchEntry& entry, HostCosSin& cos_sin) {
   const bool is_cross = view.scope == KeyScope::kCross;
   AttnSequence sequence{};
   sequence.pages = entry.sequence->tables[view.group].pages.data();
@@ -91,7 +92,12 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
     if (entry.is_tree && view.scope != KeyScope::kCached)
       add_tree(spec, view, entry, first_key, sequence);
     if (view.needs_positions) add_positions(forward, view, entry, sequence);
-    if (view.rope >= 0) sequence.k_rotation_index = forward.uses_long(view.rope, entry) ? 1 : 0;
+    if (view.rope >= 0) {
+      sequence.k_rotation_index = forward.uses_long(view.rope, entry) ? 1 : 0;
+      sequence.own_k_rotation =
+          cos_sin.own_keys(forward, view.rope, entry, &sequence.own_rotation_begin);
+      sequence.own_rotation_begin -= first_key;
+    }
   }
   sequences_.push_back(sequence);
 }
@@ -152,18 +158,7 @@ void SequenceSet::add_positions(Forward& forward, const KeyView& view, const Bat
     positions_.insert(positions_.end(), rows, rows + entry.append_length);
     return;
   }
-  int64_t offset = 0;
-  auto segment = source.segments.begin();
-  for (int64_t token = 0; token < entry.old_length; ++token) {
-    while (segment != source.segments.end() && segment->begin <= token)
-      offset = (segment++)->offset;
-    positions_.push_back(static_cast<int32_t>(token + offset));
-  }
-  if (view.scope == KeyScope::kCached) return;
-  for (int64_t node = 0; node < entry.old_nodes; ++node) {
-    positions_.push_back(static_cast<int32_t>(source.next_position() + source.tree.depths[node]));
-  }
-  positions_.insert(positions_.end(), rows, rows + entry.append_length);
+  forward.append_key_positions(entry, 0, view.scope == KeyScope::kCached, &positions_);
 }
 
 void SequenceSet::add_spans(const KeyView& view, const std::vector<BatchEntry>& entries,

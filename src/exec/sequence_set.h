@@ -39,17 +39,20 @@ struct KeyView {
 // reaches beyond the sink tokens of a sequence.
 void check_view(const Forward& forward, const KeyView& view);
 
+class HostCosSin;
+
 class SequenceSet {
  public:
   // `spans` ascending per entry. Throws std::bad_alloc and what check_view throws.
   void build(Forward& forward, const Spec& spec, const KeyView& view,
-             const std::vector<Span>* spans);
+             const std::vector<Span>* spans, HostCosSin& cos_sin);
 
   const std::vector<kernels::AttnSequence>& sequences() const { return sequences_; }
   bool has_sinks() const { return has_sinks_; }
 
  private:
-  void add_entry(Forward& forward, const Spec& spec, const KeyView& view, const BatchEntry& entry);
+  void add_entry(Forward& forward, const Spec& spec, const KeyView& view, const BatchEntry& entry,
+                 HostCosSin& cos_sin);
   void narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry, int64_t first_key,
               kernels::AttnSequence& sequence);
   void add_tree(const Spec& spec, const KeyView& view, const BatchEntry& entry, int64_t first_key,

@@ -141,6 +141,14 @@ void describe_states(const Plan& plan, std::string& text) {
   text += "\n";
 }
 
+void describe_cos_sin(const Plan& plan, std::string& text) {
+  const int64_t bytes = cos_sin_bytes_per_token(plan.spec().ropes);
+  if (bytes == 0) return;
+  append_format(text,
+                "rotation     on read: %s of cos and sin beside the pool per token in sight\n",
+                bytes_text(bytes).c_str());
+}
+
 void describe_request(const Plan& plan, std::string& text) {
   const int64_t tokens = plan.reference_tokens(), pages = plan.request_pages(tokens);
   const double bytes = static_cast<double>(pages) * static_cast<double>(plan.layout().page_bytes);
@@ -201,6 +209,7 @@ std::string Plan::describe() const {
     text += "\n";
   }
   describe_states(*this, text);
+  describe_cos_sin(*this, text);
   if (layout_.page_bytes == 0) return text;
   describe_pool(*this, text);
   if (reference_tokens() != 0) describe_request(*this, text);

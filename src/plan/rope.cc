@@ -390,4 +390,13 @@ int32_t shared_rope_index(std::vector<RopeSpec>& ropes, const RopeSpec& rope) {
   return static_cast<int32_t>(ropes.size() - 1);
 }
 
+int64_t cos_sin_bytes_per_token(const std::vector<RopeSpec>& ropes) noexcept {
+  int64_t bytes = 0;
+  for (const RopeSpec& rope : ropes) {
+    // A float each, of rotary_dim/2 pairs.
+    if (rope.mode == KVC_ROPE_ON_READ) bytes += rope.rotary_dim * int64_t{sizeof(float)};
+  }
+  return bytes;
+}
+
 }  // namespace kvc

@@ -45,4 +45,7 @@ RopeSpec make_rope(const kvc_rope& rope, const std::string& prefix, int32_t rota
 // share a cos_sin table. -1: no rotation.
 int32_t shared_rope_index(std::vector<RopeSpec>& ropes, const RopeSpec& rope);
 
+// kvc_plan_info.cos_sin_bytes_per_token.
+int64_t cos_sin_bytes_per_token(const std::vector<RopeSpec>& ropes) noexcept;
+
 }  // namespace kvc

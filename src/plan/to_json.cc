@@ -37,6 +37,8 @@ void write_totals(const Plan& plan, std::string& text) {
   append_format(
       text, "\"state_slot_bytes\": %lld, \"num_state_slots\": %lld, \"state_slot_pages\": %lld, ",
       ll(plan.layout().state_slot_bytes), ll(spec.num_state_slots), ll(plan.state_slot_pages()));
+  append_format(text, "\"cos_sin_bytes_per_token\": %lld, ",
+                ll(cos_sin_bytes_per_token(plan.spec().ropes)));
   append_format(text, "\"num_groups\": %zu, \"num_layer_regions\": %zu, ", spec.groups.size(),
                 plan.layout().regions.size());
   append_format(text, "\"storage\": \"%s\", \"pool_layout\": \"%s\", ", storage_name(spec.storage),

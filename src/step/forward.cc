@@ -8,12 +8,12 @@
 #include "src/step/page_tables.h"
 
 namespace kvc {
+
 Forward::Forward(const Spec& spec)
     : spec_(&spec),
       batch_(spec.is_on_gpu() && spec.storage != KVC_STORAGE_NONE),
       slots_(spec.groups.size()),
       slots_valid_(spec.groups.size(), 0),
-      cos_sin_(spec.ropes.size()),
       written_(spec) {}
 
 void Forward::opened(GivenPositions given, bool is_partial) {
@@ -23,10 +23,6 @@ void Forward::opened(GivenPositions given, bool is_partial) {
   given_ = std::move(given);
   positions_valid_ = false;
   std::fill(slots_valid_.begin(), slots_valid_.end(), uint8_t{0});
-  for (RopeCosSin& cos_sin : cos_sin_) {
-    cos_sin.tokens.invalidate();
-    cos_sin.sinks.invalidate();
-  }
   written_.clear();
 }
 
@@ -69,66 +65,25 @@ int64_t Forward::longest_position() {
   return longest;
 }
 
+void Forward::append_key_positions(const BatchEntry& entry, int64_t first, bool cached_only,
+                                   std::vector<int32_t>* out) {
+  const Sequence& sequence = *entry.sequence;
+  int64_t offset = 0;
+  auto segment = sequence.segments.begin();
+  for (int64_t token = first; token < entry.old_length; ++token) {
+    while (segment != sequence.segments.end() && segment->begin <= token)
+      offset = (segment++)->offset;
+    out->push_back(static_cast<int32_t>(token + offset));
+  }
+  if (cached_only) return;
+  for (int64_t node = 0; node < entry.old_nodes; ++node)
+    out->push_back(static_cast<int32_t>(sequence.next_position() + sequence.tree.depths[node]));
+  const int32_t* rows = token_positions() + entry.row_begin;
+  out->insert(out->end(), rows, rows + entry.append_length);
+}
+
 bool Forward::uses_long(int32_t rope, const BatchEntry& entry) const {
   return uses_long_factors(spec_->ropes[rope], entry);
-}
-
-// The positions of the tokens, and which tokens use the long frequencies.
-TokenPositions Forward::with_variant(int32_t rope, const int32_t* positions, int64_t row_stride) {
-  TokenPositions tokens{.positions = positions,
-                        .row_stride = row_stride,
-                        .num_rows = batch_.num_rows(),
-                        .uses_long = nullptr};
-  if (spec_->ropes[rope].long_inverse_frequencies.empty()) return tokens;
-  uses_long_.assign(static_cast<size_t>(batch_.num_rows()), 0);
-  for (const BatchEntry& entry : batch_.entries()) {
-    if (uses_long(rope, entry))
-      std::fill_n(uses_long_.begin() + entry.row_begin, entry.append_length, uint8_t{1});
-  }
-  tokens.uses_long = uses_long_.data();
-  return tokens;
-}
-
-kernels::Rotation Forward::rotation(int32_t rope, Executor& executor) {
-  if (rope < 0) return {};
-  const auto index = static_cast<size_t>(rope);
-  TokenCosSin& cos_sin = cos_sin_[index].tokens;
-  if (cos_sin.is_valid()) return cos_sin.get(spec_->ropes[index], {}, executor);
-  const int64_t stride = given_.num_position_rows > 1 ? batch_.num_rows() : 0;
-  return cos_sin.get(spec_->ropes[index], with_variant(rope, rotary_positions(), stride), executor);
-}
-
-kernels::Rotation Forward::sink_rotation(int32_t rope, Executor& executor) {
-  if (rope < 0) return {};
-  const auto index = static_cast<size_t>(rope);
-  TokenCosSin& cos_sin = cos_sin_[index].sinks;
-  if (cos_sin.is_valid()) return cos_sin.get(spec_->ropes[index], {}, executor);
-  const int32_t* positions = token_positions();
-  sink_positions_.assign(positions, positions + batch_.num_rows());
-  for (const BatchEntry& entry : batch_.entries()) {
-    const int64_t window = entry.sequence->window;
-    if (window == 0) continue;
-    for (int64_t row = entry.row_begin; row < entry.row_begin + entry.append_length; ++row) {
-      int32_t& position = sink_positions_[row];
-      position = static_cast<int32_t>(std::min<int64_t>(position, window - 1));
-    }
-  }
-  return cos_sin.get(spec_->ropes[index], with_variant(rope, sink_positions_.data(), 0), executor);
-}
-
-void Forward::key_rotations(int32_t rope, Executor& executor, kernels::Rotation out[2]) {
-  out[0] = out[1] = {};
-  if (rope < 0) return;
-  const auto index = static_cast<size_t>(rope);
-  const RopeSpec& spec = spec_->ropes[index];
-  if (spec.mode != KVC_ROPE_ON_READ) return;
-  const int64_t positions = longest_position();
-  bool needs[2] = {false, false};
-  for (const BatchEntry& entry : batch_.entries()) needs[uses_long(rope, entry) ? 1 : 0] = true;
-  for (int variant = 0; variant < 2; ++variant) {
-    if (needs[variant])
-      out[variant] = cos_sin_[index].keys.ensure(spec, variant == 1, positions, executor);
-  }
 }
 
 }  // namespace kvc

@@ -5,10 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/params.h"
 #include "src/step/batch.h"
-#include "src/step/position_cos_sin.h"
-#include "src/step/token_cos_sin.h"
 #include "src/step/written_layers.h"
 
 namespace kvc {
@@ -53,14 +50,11 @@ class Forward {
     return given_.num_position_rows == 0 ? nullptr : given_.values.data();
   }
   int64_t longest_position();  // Largest position of new and cached tokens.
+  // Appends the positions of keys [first, end of the new tokens) of an entry; `cached_only`: of its
+  // committed tokens alone.
+  void append_key_positions(const BatchEntry& entry, int64_t first, bool cached_only,
+                            std::vector<int32_t>* out);
 
-  // cos_sin by packed token; none when rope < 0.
-  kernels::Rotation rotation(int32_t rope, Executor& executor);
-  // The same for attention to sink tokens: positions are clipped to the window of the sequence
-  // (kvc_seq_set_window).
-  kernels::Rotation sink_rotation(int32_t rope, Executor& executor);
-  // cos_sin by absolute position, in both variants of LONGROPE, for layers that rotate K on read.
-  void key_rotations(int32_t rope, Executor& executor, kernels::Rotation out[2]);
   // The sequence of this entry uses the long factors of LONGROPE.
   bool uses_long(int32_t rope, const BatchEntry& entry) const;
 
@@ -69,14 +63,6 @@ class Forward {
   bool is_partial() const { return is_partial_; }
 
  private:
-  struct RopeCosSin {
-    TokenCosSin tokens;
-    TokenCosSin sinks;
-    PositionCosSin keys;
-  };
-
-  TokenPositions with_variant(int32_t rope, const int32_t* positions, int64_t row_stride);
-
   const Spec* spec_;
   Batch batch_;
   bool open_ = false;
@@ -87,9 +73,6 @@ class Forward {
   std::vector<uint8_t> slots_valid_;
   std::vector<int32_t> positions_;
   bool positions_valid_ = false;
-  std::vector<int32_t> sink_positions_;
-  std::vector<uint8_t> uses_long_;   // Scratch for one RoPE spec, [num_rows].
-  std::vector<RopeCosSin> cos_sin_;  // per Spec::ropes
   WrittenLayers written_;
 };
 

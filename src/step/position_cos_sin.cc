@@ -62,6 +62,16 @@ kernels::Rotation PositionCosSin::ensure(const RopeSpec& rope, bool long_variant
   return rotation_of(rope, cosines, sines);
 }
 
+bool PositionCosSin::copy_row(bool long_variant, int64_t pairs, int64_t position, float* cosines,
+                              float* sines) const noexcept {
+  const Table& table = tables_[long_variant ? 1 : 0];
+  if (position >= table.num_positions) return false;
+  const float* row = table.memory.get() + position * pairs;
+  std::copy_n(row, pairs, cosines);
+  std::copy_n(row + table.capacity * pairs, pairs, sines);
+  return true;
+}
+
 kernels::Rotation shift_rotation(const RopeSpec& rope, int64_t delta, float* cosines,
                                  float* sines) {
   for (int64_t i = 0; i < num_pairs(rope); ++i) {

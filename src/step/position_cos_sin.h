@@ -11,8 +11,8 @@
 
 namespace kvc {
 
-// Grows with the longest sequence and never shrinks: 8 bytes per position and pair. One object per
-// RoPE spec.
+// Grows with the longest sequence that it is used for, see Forward::keys_lie_far, and never
+// shrinks: 8 bytes per position and pair. One object per RoPE spec.
 class PositionCosSin {
  public:
   // Row p of the result rotates a key at position p < num_positions. `long_variant`: by the long
@@ -20,6 +20,13 @@ class PositionCosSin {
   // positions. Throws std::bad_alloc; the table is as before then.
   kernels::Rotation ensure(const RopeSpec& rope, bool long_variant, int64_t num_positions,
                            Executor& executor);
+  // Copies the row of a position, [pairs] each; false: it is not there.
+  bool copy_row(bool long_variant, int64_t pairs, int64_t position, float* cosines,
+                float* sines) const noexcept;
+  int64_t bytes(int64_t pairs) const {
+    return 2 * pairs * static_cast<int64_t>(sizeof(float)) *
+           (tables_[0].capacity + tables_[1].capacity);
+  }
 
  private:
   struct FreeAligned {

@@ -139,4 +139,11 @@ class HfModel {
   std::vector<uint64_t> words_;
 };
 
+// A file of the folder that is read.
+struct Loaded : HfModel {
+  explicit Loaded(const std::string& name) : HfModel(hf_text(name)) {
+    EXPECT_EQ(status, KVC_OK) << name << ": " << message;
+  }
+};
+
 }  // namespace kvc::test

@@ -10,12 +10,6 @@
 namespace kvc::test {
 namespace {
 
-struct Loaded : HfModel {
-  explicit Loaded(const std::string& name) : HfModel(hf_text(name)) {
-    EXPECT_EQ(status, KVC_OK) << name << ": " << message;
-  }
-};
-
 // A small Llama with these fields beside its own.
 std::string llama_with(const std::string& fields) {
   return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4,

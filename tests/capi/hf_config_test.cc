@@ -12,12 +12,6 @@
 namespace kvc::test {
 namespace {
 
-struct Loaded : HfModel {
-  explicit Loaded(const std::string& name) : HfModel(hf_text(name)) {
-    EXPECT_EQ(status, KVC_OK) << name << ": " << message;
-  }
-};
-
 TEST(HfConfig, EveryFileOfTheFolderIsReadAndCanBePlanned) {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(hf_config_folder())) {

@@ -35,12 +35,26 @@ TEST_F(Stats, BeginAtNought) {
        {s.slots_unused, s.pages_cached, s.pages_evictable, s.prefix_blocks, s.prefix_blocks_host,
         s.prefix_pinned, s.host_pages_total, s.host_pages_used, s.num_swapped_seqs})
     EXPECT_EQ(value, 0);
-  for (const uint64_t value :
-       {s.prefix_lookups, s.prefix_query_tokens, s.prefix_hit_tokens, s.recent_query_tokens,
-        s.recent_hit_tokens, s.prefix_stored, s.prefix_duplicates, s.prefix_evicted,
-        s.prefix_rejected, s.prefix_demoted, s.prefix_promoted, s.pages_swapped_out,
-        s.pages_swapped_in, s.copy_runs, s.events_made, s.events_lost, sum_of(s.block_lifetime),
-        sum_of(s.block_idle), sum_of(s.block_reuse_gap)})
+  for (const uint64_t value : {s.prefix_lookups,
+                               s.prefix_query_tokens,
+                               s.prefix_hit_tokens,
+                               s.recent_query_tokens,
+                               s.recent_hit_tokens,
+                               s.prefix_stored,
+                               s.prefix_duplicates,
+                               s.prefix_evicted,
+                               s.prefix_rejected,
+                               s.prefix_demoted,
+                               s.prefix_promoted,
+                               s.pages_swapped_out,
+                               s.pages_swapped_in,
+                               s.copy_runs,
+                               s.events_made,
+                               s.events_lost,
+                               sum_of(s.block_lifetime),
+                               sum_of(s.block_idle),
+                               sum_of(s.block_reuse_gap),
+                               s.cos_sin_bytes})
     EXPECT_EQ(value, 0u);
 }
 

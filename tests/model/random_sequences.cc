@@ -124,7 +124,7 @@ void RandomRun::op_shift() {
   int64_t delta = begin - end;
   if (random_.chance(0.25)) {
     if (random_.chance(0.6)) end = begin;
-    delta = random_.range(-4, 9);
+    delta = random_.chance(0.2) ? random_.range(-100000, 5000000) : random_.range(-4, 9);
     if (random_.chance(0.05)) delta = random_.pick_of<int64_t>({INT64_MIN, INT32_MAX, -length - 1});
     // Nothing lies behind the gap: whether there is one is not said.
     if (end == length || delta == 0) return;

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <random>
 #include <utility>
 #include <vector>
 
+#include "src/step/key_cos_sin.h"
 #include "src/step/position_cos_sin.h"
 #include "src/step/token_cos_sin.h"
 
@@ -302,6 +304,39 @@ TEST(PositionCosSin, AreBitEqualToTheAnglesOfTokens) {
   PositionCosSin table;
   EXPECT_TRUE(same_bits(copy_of(tokens.get(rope, positions_of(positions), executor), 400),
                         copy_of(table.ensure(rope, false, 400, executor), 400)));
+}
+
+// A window that moves over keys with gaps between their positions, back again at times.
+TEST(KeyCosSin, RowsAreThoseOfThePositionsOfTheKeys) {
+  Executor executor(2);
+  RopeSpec rope = llama(16);
+  rope.magnitude = 1.3;
+  rope.long_inverse_frequencies = rope.inverse_frequencies;
+  for (double& frequency : rope.long_inverse_frequencies) frequency /= 3;
+  PositionCosSin near;
+  near.ensure(rope, false, 300, executor);
+  KeyCosSin keys;
+  std::mt19937_64 random(11);
+  int64_t begin = 0, gap = 0, bytes = 0;
+  for (int round = 0; round < 400; ++round) {
+    const bool is_long = round % 50 > 40;
+    const auto count = static_cast<int64_t>(1 + random() % (round < 40 ? 700 : 100));
+    if (random() % 20 == 0) gap = static_cast<int64_t>(random() % 2000000000);
+    std::vector<int32_t> positions;
+    for (int64_t key = begin; key < begin + count; ++key)
+      positions.push_back(static_cast<int32_t>(key < begin + count / 3 ? key : key + gap));
+    const std::vector<float> got =
+        copy_of(keys.ensure(rope, is_long, begin, positions, near, executor), count);
+    TokenCosSin tokens;
+    TokenPositions wanted = positions_of(positions);
+    const std::vector<uint8_t> uses_long(positions.size(), is_long ? 1 : 0);
+    wanted.uses_long = uses_long.data();
+    ASSERT_TRUE(same_bits(got, copy_of(tokens.get(rope, wanted, executor), count))) << round;
+    begin = static_cast<int64_t>(random() % 8 == 0 ? static_cast<uint64_t>(begin) / 2
+                                                   : static_cast<uint64_t>(begin) + random() % 90);
+    if (round == 40) bytes = keys.bytes();
+  }
+  EXPECT_EQ(keys.bytes(), bytes) << "no more than the most keys need";
 }
 
 TEST(ShiftRotation, MovesATurnedKeyToItsNewPosition) {

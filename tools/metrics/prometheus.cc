@@ -108,6 +108,8 @@ constexpr Family kFamilies[] = {
     counter("pages_swapped_out_total", offsetof(kvc_stats, pages_swapped_out),
             "Pages swapped to the host."),
     counter("pages_swapped_in_total", offsetof(kvc_stats, pages_swapped_in), "Pages swapped back."),
+    unsigned_gauge("cos_sin_bytes", offsetof(kvc_stats, cos_sin_bytes),
+                   "Bytes of cos and sin on the host, of layers that rotate K on read."),
     counter("copy_runs_total", offsetof(kvc_stats, copy_runs),
             "Contiguous copies that swaps and page copies were merged into."),
     counter("events_total", offsetof(kvc_stats, events_made), "Events made."),

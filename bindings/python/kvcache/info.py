@@ -43,6 +43,8 @@ class PlanInfo:
     request_pages: pages of one request of max_seq_len tokens.
     concurrency: requests of max_seq_len tokens that num_pages hold at once.
     waste: share of such a request's bytes that is padding or lies behind its last token, 0 to 1.
+    cos_sin_bytes_per_token: beside the pool, for every token in sight: cos and sin of layers that
+        rotate K on read.
     """
 
     page_size: int
@@ -66,6 +68,7 @@ class PlanInfo:
     request_pages: int
     concurrency: float
     waste: float
+    cos_sin_bytes_per_token: int
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,7 @@ class Stats:
         milliseconds.
     block_idle: evicted blocks by time since their last use, likewise.
     block_reuse_gap: hits by time since the block's use before, likewise.
+    cos_sin_bytes: cos and sin on the host, of layers that rotate K on read.
     """
 
     num_seqs: int
@@ -332,6 +336,7 @@ class Stats:
     block_lifetime: tuple[int, ...]
     block_idle: tuple[int, ...]
     block_reuse_gap: tuple[int, ...]
+    cos_sin_bytes: int
 
     @property
     def hit_rate(self) -> float:

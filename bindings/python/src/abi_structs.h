@@ -101,7 +101,7 @@
   F(kvc_plan_info, num_state_slots) F(kvc_plan_info, state_slot_pages) \
   F(kvc_plan_info, prefix_block) F(kvc_plan_info, forwards_in_flight) \
   F(kvc_plan_info, num_host_pages) F(kvc_plan_info, request_pages) F(kvc_plan_info, concurrency) \
-  F(kvc_plan_info, waste)
+  F(kvc_plan_info, waste) F(kvc_plan_info, cos_sin_bytes_per_token)
 
 #define KVCPY_FIELDS_kvc_group_info(F) \
   F(kvc_group_info, struct_size) F(kvc_group_info, num_layers) F(kvc_group_info, is_cross) \
@@ -138,7 +138,7 @@
   F(kvc_stats, host_pages_used) F(kvc_stats, num_swapped_seqs) F(kvc_stats, pages_swapped_out) \
   F(kvc_stats, pages_swapped_in) F(kvc_stats, copy_runs) F(kvc_stats, events_made) \
   F(kvc_stats, events_lost) F(kvc_stats, block_lifetime) F(kvc_stats, block_idle) \
-  F(kvc_stats, block_reuse_gap)
+  F(kvc_stats, block_reuse_gap) F(kvc_stats, cos_sin_bytes)
 
 #define KVCPY_FIELDS_kvc_seq_info(F) \
   F(kvc_seq_info, struct_size) F(kvc_seq_info, length) F(kvc_seq_info, first_position) \

@@ -23,12 +23,12 @@ constexpr double kLatentFlopsPerSecond = 200e9;
 
 // What launch.h asks for cos and sin.
 struct HostTables {
+  HostCosSin& cos_sin;
   Forward& forward;
-  Executor& executor;
 
-  Rotation tokens(int32_t rope) { return forward.rotation(rope, executor); }
-  Rotation sinks(int32_t rope) { return forward.sink_rotation(rope, executor); }
-  void keys(int32_t rope, Rotation out[2]) { forward.key_rotations(rope, executor, out); }
+  Rotation tokens(int32_t rope) { return cos_sin.tokens(forward, rope); }
+  Rotation sinks(int32_t rope) { return cos_sin.sinks(forward, rope); }
+  void keys(int32_t rope, Rotation out[2]) { cos_sin.keys(forward, rope, out); }
 };
 
 }  // namespace
@@ -38,6 +38,7 @@ CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* st
     : spec_(&spec),
       pool_(pool),
       device_(device),
+      cos_sin_(&spec, &device->executor()),
       recurrent_(&spec, states, device),
       runner_(&device->kernels(), &device->executor()) {}
 
@@ -56,13 +57,13 @@ void CpuEngine::begin(Forward& forward, const ForwardMode&, CallStream) {
 
 void CpuEngine::close(Forward& forward, bool aborted) {
   if (!aborted && forward.written().any_state_set()) recurrent_.carry_on(forward);
+  cos_sin_.closed();
 }
 
 void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
                        const TokenRows& v) {
   const LayerSpec& layer = spec_->layers[local_layer];
-  AppendParams params =
-      append_params(*spec_, layer, k, v, HostTables{forward, device_->executor()});
+  AppendParams params = append_params(*spec_, layer, k, v, HostTables{cos_sin_, forward});
   params.k_pages = pool_->k_rows(local_layer);
   params.v_pages = pool_->v_rows(local_layer);
   params.slots = forward.slots(layer.group);
@@ -88,7 +89,7 @@ CpuEngine::CachedView& CpuEngine::view_of(Forward& forward, const KeyView& view,
   }
   reusable->step = 0;  // stays stale when building throws
   reusable->num_lists = 0;
-  reusable->set.build(forward, *spec_, view, spans);
+  reusable->set.build(forward, *spec_, view, spans, cos_sin_);
   reusable->view = view;
   if (spans == nullptr) reusable->step = forward.step();
   return *reusable;
@@ -103,6 +104,7 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
     const kernels::AttnSequence& sequence = sequences[i];
     // Equal pages are equal keys only where positions are places and all keys turn alike.
     const bool is_alike = sequence.key_begins == nullptr && sequence.k_rotation_index == 0 &&
+                          sequence.own_k_rotation == nullptr &&
                           (!view.view.needs_positions || entries[i].sequence->segments.empty());
     if (!is_alike || !runs_on_decode(shape, sequence.num_rows)) continue;
     candidates_.push_back(
@@ -173,7 +175,7 @@ void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const Att
     identity_slots_.push_back(slot);
   place_new_keys(layer, new_k_.data(), has_v ? new_v_.data() : nullptr, params);
   const AppendParams append =
-      append_params(*spec_, layer, tensors.k, tensors.v, HostTables{forward, device_->executor()});
+      append_params(*spec_, layer, tensors.k, tensors.v, HostTables{cos_sin_, forward});
   run_append(device_->kernels(), device_->executor(),
              stage_params(append, *params, identity_slots_.data()), rows);
 }
@@ -189,7 +191,7 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
   AttnParams params = attn_params(layer, spec_->groups[source.group].page_size,
                                   is_causal(call.scope), options, tensors);
-  set_rotations(*spec_, call, has_sinks, HostTables{forward, device_->executor()}, &params);
+  set_rotations(*spec_, call, has_sinks, HostTables{cos_sin_, forward}, &params);
   if (call.scope == KeyScope::kNew) {
     stage_new_keys(forward, call, tensors, &params);
   } else {

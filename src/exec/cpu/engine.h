@@ -10,6 +10,7 @@
 #include "src/base/executor.h"
 #include "src/base/memory.h"
 #include "src/exec/cascade.h"
+#include "src/exec/cpu/cos_sin.h"
 #include "src/exec/cpu/device.h"
 #include "src/exec/cpu/runner.h"
 #include "src/exec/cpu/states.h"
@@ -32,6 +33,7 @@ class CpuEngine final : public Engine {
   CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* states, CpuDevice* device);
 
   uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
+  int64_t cos_sin_bytes() const override { return cos_sin_.bytes(); }
   void check_begin(const Batch& batch, const ForwardMode& mode, CallStream) const override;
   void begin(Forward& forward, const ForwardMode& mode, CallStream) override;
   void close(Forward& forward, bool aborted) override;
@@ -88,6 +90,7 @@ class CpuEngine final : public Engine {
   const Spec* spec_;
   const PagePool* pool_;
   CpuDevice* device_;
+  HostCosSin cos_sin_;
   CpuStates recurrent_;
   ItemRunner runner_;
   std::vector<std::unique_ptr<CachedView>> views_;

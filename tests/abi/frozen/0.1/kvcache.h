@@ -434,13 +434,14 @@ enum {
   KVC_ROPE_NONE = 0,      /* The library rotates nothing. */
   KVC_ROPE_ON_APPEND = 1, /* K is stored rotated; q is rotated when it attends. */
   KVC_ROPE_ON_READ = 2    /* K is stored unrotated and rotated whenever it is read. Sink tokens at a
-                             bounded distance need it (kvc_seq_set_window). */
+                             bounded distance need it (kvc_seq_set_window). LONGROPE is always so,
+                             see kvc_rope. */
 };
 
 typedef int32_t kvc_rope_style;
 enum {
-  KVC_ROPE_HALF = 0,       /* Pairs (i, i + rotary_dim/2): Llama, NeoX. */
-  KVC_ROPE_INTERLEAVED = 1 /* Pairs (2i, 2i + 1): GPT-J, original RoPE. */
+  KVC_ROPE_HALF = 0,       /* Pairs (i, i + rotary_dim/2): NeoX, Llama in Hugging Face's format. */
+  KVC_ROPE_INTERLEAVED = 1 /* Pairs (2i, 2i + 1): GPT-J, Llama in Meta's own format and in GGUF. */
 };
 
 typedef int32_t kvc_rope_scaling;
@@ -483,16 +484,19 @@ enum {
  *              factor (fewer than beta_slow), linear in the index of the pair. Its ends follow from
  *              theta, without scale and freq_factors, and are rounded outwards to whole pairs.
  *   LONGROPE   A sequence that is longer than original_context with its new tokens (of a tree: its
- *              deepest path) uses long_freq_factors, else freq_factors. The length of the forward
- *              never decides. ON_READ: for all keys. ON_APPEND: for the tokens appended from then
- *              on.
+ *              deepest path) uses long_freq_factors for all of its keys, else freq_factors. The
+ *              length of the forward never decides. K is rotated on read, also with mode ON_APPEND:
+ *              rotated rows could not follow a sequence across original_context, forwards or back,
+ *              nor be shared by a long and a short one. With config.max_seq_len <= original_context
+ *              the long factors are not used, and ON_APPEND is what it says.
  *   others     freq_factors and attention_factor express any frequencies.
  *
  * kvc_plan_create refuses a rope and names field and value:
  *   KVC_E_INVALID_ARGUMENT, KVC_E_OUT_OF_RANGE  A field that is not zero although `scaling`,
  *                      num_sections or mode NONE does not use it; a factor or frequency factor that
  *                      is not positive; sections that do not fit.
- *   KVC_E_UNSUPPORTED  A value of the enums above that is not listed; sections with ON_READ. */
+ *   KVC_E_UNSUPPORTED  A value of the enums above that is not listed; sections where K is rotated
+ *                      on read. */
 typedef struct kvc_rope {
   size_t struct_size;
   kvc_rope_mode mode;
@@ -792,6 +796,9 @@ typedef struct kvc_plan_info {
                                 num_state_slots / 2; 0: no pages. */
   double waste;              /* Share of the bytes of such a request that is padding or lies behind
                                 its last token, 0..1. */
+  uint64_t cos_sin_bytes_per_token; /* Beside the pool, for every token that a sequence sees: cos
+                                       and sin of layers that rotate K on read. Sequences at the
+                                       same positions share them. 0: no such layer. */
 } kvc_plan_info;
 
 /* Reports the plan as numbers.
@@ -1039,6 +1046,8 @@ typedef struct kvc_stats {
   uint64_t block_lifetime[32];  /* Evicted blocks, by time in the index. */
   uint64_t block_idle[32];      /* Evicted blocks, by time since their last use. */
   uint64_t block_reuse_gap[32]; /* Hits, by time since the block's use before. */
+  uint64_t cos_sin_bytes;       /* On the host, for layers that rotate K on read: cos and sin of the
+                                   keys that sequences see, as of their last forwards. */
 } kvc_stats;
 
 /* Reports the counters and gauges of a cache.
@@ -1159,16 +1168,16 @@ KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n,
  *
  * delta = begin - end closes the gap (context shift). With begin = end the positions of the tokens
  * from begin on move, and nothing is dropped. K that is stored rotated is re-rotated; shared pages
- * are made private first. Tokens appended later continue after the last position.
+ * are made private first. Tokens appended later continue after the last position. What a window has
+ * dropped stays dropped; the rest moves.
  *
- * Expected:  KVC_E_NO_PAGES       For private copies of shared pages (detail = missing).
- *            KVC_E_OUT_OF_RANGE   A window has dropped tokens of the sequence.
+ * Expected:  KVC_E_NO_PAGES       For private copies of shared pages, and for one page per layer
+ *                                 group where a window has dropped tokens (detail = missing).
+ *            KVC_E_OUT_OF_RANGE   The next token would see a token that a window has dropped.
  *            KVC_E_UNSUPPORTED    One of these:
  *                                 - The cache has STATE layers.
  *                                 - A delta other than begin - end, which leaves a gap, where the
  *                                   sequence or a layer has a window or chunk.
- *                                 - It would move K of a LONGROPE layer that rotates ON_APPEND: K
- *                                   does not say by which factors.
  *                                 - It would move K that is quantised and rotated ON_APPEND.
  * Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
  *                                 negative, stop ascending, or exceed int32.
@@ -1445,7 +1454,8 @@ enum {
   /* The same call gives the same bits. Always so on the CPU. */
   KVC_ATTN_DETERMINISTIC = 1,
   /* A token's output does not depend on the other sequences of the batch, nor on how its prompt was
-   * cut into forwards. Decode steps use the arithmetic of prefill, and shared prefixes are read by
+   * cut into forwards; with LONGROPE, among cuts after which the sequence is on the same side of
+   * original_context. Decode steps use the arithmetic of prefill, and shared prefixes are read by
    * each sequence. */
   KVC_ATTN_BATCH_INVARIANT = 2,
   /* Read shared prefixes once per sequence, even where reading them together would pay. In CUDA

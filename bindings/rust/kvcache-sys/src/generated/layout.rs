@@ -45,13 +45,13 @@ layouts! {
         executor @ 144, max_cross_len @ 152, state_stride @ 160, num_state_slots @ 168,
         event_capacity @ 176,
     }
-    kvc_plan_info = 144 {
+    kvc_plan_info = 152 {
         struct_size @ 0, page_size @ 8, num_layers @ 12, layer_begin @ 16, layer_end @ 20,
         num_groups @ 24, num_layer_regions @ 28, num_pages @ 32, page_bytes @ 40,
         bytes_per_token @ 48, pool_bytes @ 56, max_tokens @ 64, max_seq_len @ 72,
         state_slot_bytes @ 80, num_state_slots @ 88, state_slot_pages @ 96, prefix_block @ 104,
         forwards_in_flight @ 108, num_host_pages @ 112, request_pages @ 120, concurrency @ 128,
-        waste @ 136,
+        waste @ 136, cos_sin_bytes_per_token @ 144,
     }
     kvc_group_info = 72 {
         struct_size @ 0, num_layers @ 8, is_cross @ 12, window @ 16, chunk @ 24, page_bytes @ 32,
@@ -66,7 +66,7 @@ layouts! {
         state_bytes @ 112, region_bytes @ 120, region_offset @ 128, quant @ 136, page_tokens @ 140,
         k_scale_bytes @ 144, v_scale_bytes @ 152,
     }
-    kvc_stats = 1136 {
+    kvc_stats = 1144 {
         struct_size @ 0, num_seqs @ 8, total_length @ 16, pages_total @ 24, pages_free @ 32,
         pages_used @ 40, pages_shared @ 48, pages_peak @ 56, page_bytes @ 64, pool_bytes @ 72,
         forwards @ 80, forwards_aborted @ 88, tokens_appended @ 96, pages_copied @ 104,
@@ -79,7 +79,7 @@ layouts! {
         prefix_demoted @ 288, prefix_promoted @ 296, host_pages_total @ 304, host_pages_used @ 312,
         num_swapped_seqs @ 320, pages_swapped_out @ 328, pages_swapped_in @ 336, copy_runs @ 344,
         events_made @ 352, events_lost @ 360, block_lifetime @ 368, block_idle @ 624,
-        block_reuse_gap @ 880,
+        block_reuse_gap @ 880, cos_sin_bytes @ 1136,
     }
     kvc_seq_info = 104 {
         struct_size @ 0, length @ 8, first_position @ 16, last_position @ 24, num_pages @ 32,

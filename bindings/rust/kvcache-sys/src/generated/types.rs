@@ -671,6 +671,9 @@ pub struct kvc_plan_info {
     pub concurrency: f64,
     /// Share of the bytes of such a request that is padding or lies behind its last token, 0..1.
     pub waste: f64,
+    /// Beside the pool, for every token that a sequence sees: cos and sin of layers that rotate K
+    /// on read. Sequences at the same positions share them. 0: no such layer.
+    pub cos_sin_bytes_per_token: u64,
 }
 
 /// A layer group: layers that see the same keys and share a page table.
@@ -843,6 +846,9 @@ pub struct kvc_stats {
     pub block_idle: [u64; 32],
     /// Hits, by time since the block's use before.
     pub block_reuse_gap: [u64; 32],
+    /// On the host, for layers that rotate K on read: cos and sin of the keys that sequences see,
+    /// as of their last forwards.
+    pub cos_sin_bytes: u64,
 }
 
 #[repr(C)]
