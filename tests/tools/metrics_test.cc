@@ -137,9 +137,11 @@ TEST(ToolMetrics, EveryFieldOfTheStatisticsIsExported) {
   kvc_stats stats{};
   stats.struct_size = sizeof(stats);
   const size_t first = offsetof(kvc_stats, num_seqs),
-               histograms = offsetof(kvc_stats, block_lifetime);
+               histograms = offsetof(kvc_stats, block_lifetime),
+               behind = histograms + 3 * 32 * sizeof(uint64_t);
   std::set<std::string> values;
-  for (size_t at = first; at < histograms; at += 8) {
+  for (size_t at = first; at < sizeof(kvc_stats); at += 8) {
+    if (at >= histograms && at < behind) continue;
     const uint64_t value = 1000000 + at;
     std::copy_n(reinterpret_cast<const char*>(&value), 8, reinterpret_cast<char*>(&stats) + at);
     values.insert(std::to_string(value));
@@ -150,7 +152,6 @@ TEST(ToolMetrics, EveryFieldOfTheStatisticsIsExported) {
   }
   for (const std::string& value : values)
     EXPECT_EQ(shown.count(value), 1u) << "field at " << std::stoul(value) - 1000000;
-  EXPECT_EQ(sizeof(kvc_stats) - histograms, 3 * 32 * sizeof(uint64_t));
 }
 
 }  // namespace
