@@ -100,6 +100,8 @@ struct AttnSequence {
   // key - own_rotation_begin. CPU only.
   const Rotation* own_k_rotation;
   int64_t own_rotation_begin;
+  // Keys before it meet q that is rotated by sink_q_rotation: work lists cut there. CPU only.
+  int64_t turn_end;
 };
 
 // What one attention call computes for every item. Scores are in log2 units:
@@ -201,6 +203,9 @@ struct GatherParams {
   int32_t page_size;
   int32_t num_heads;
   int32_t dim;
+  // Keys from rotate_from on are rotated by its only row; rotary_dim 0: none. CPU only.
+  Rotation rotation{};
+  int64_t rotate_from = 0;
 };
 
 // out, lse <- merge(out, lse, other_out, other_lse): softmax-weighted by natural-log LSEs, in

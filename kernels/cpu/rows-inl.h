@@ -208,7 +208,9 @@ void gather_rows(const GatherParams& params, int64_t key_begin, int64_t key_end)
       std::byte* target = params.out.base + (key - key_begin) * params.out.token_stride +
                           head * params.out.head_stride;
       const std::byte* source = row_address(params.rows, page, head, offset);
-      if (kFrom == kTo) {
+      if (params.rotation.rotary_dim != 0 && key >= params.rotate_from) {
+        transform_row<kFrom, kTo>(target, source, params.dim, params.rotation, 0, 1.0f);
+      } else if (kFrom == kTo) {
         copy_row(target, source, params.dim * dtype_bytes(kTo));
       } else {
         convert_run<kFrom, kTo>(target, source, params.dim, set1(1.0f));

@@ -61,6 +61,11 @@ void gather(const GatherParams& params, int64_t key_begin, int64_t key_end) {
                                           key % params.page_size);
       std::byte* to = params.out.base + (key - key_begin) * params.out.token_stride +
                       head * params.out.head_stride;
+      if (params.rotation.rotary_dim != 0 && key >= params.rotate_from) {
+        write_rotated(to, params.out.dtype, from, params.rows.dtype, params.rotation, 0,
+                      params.dim);
+        continue;
+      }
       for (int64_t d = 0; d < params.dim; ++d) {
         write_element(to, params.out.dtype, d, read_element(from, params.rows.dtype, d));
       }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/base/error.h"
+#include "src/cache/key_leads.h"
 #include "src/cache/private_pages.h"
 #include "src/sequences/visibility.h"
 
@@ -98,7 +99,14 @@ class ContextShift {
   void add_rewritten_pages(PrivatePages* pages) const;
   std::vector<PositionSegment> moved_segments() const;
   void close_gap() noexcept;
-  void rotate_keys() noexcept;
+  // Rows of tokens [begin, end), counted after the gap has closed, are rotated by `angle`
+  // positions.
+  struct Turn {
+    int64_t begin, end, angle;
+  };
+  // What has to be rotated now, and what stands ahead of its position from then on.
+  Turn plan_leads(KeyLead* lead) const;
+  void rotate_keys(const Turn& turn) noexcept;
 
   CacheCore& core_;
   const Spec& spec_;
@@ -151,21 +159,48 @@ void ContextShift::check_positions() const {
 void ContextShift::run() {
   if (begin_ == end_ && (delta_ == 0 || num_moved_ == 0)) return;
   std::vector<PositionSegment> segments = moved_segments();
+  KeyLead lead;
+  const Turn turn = plan_leads(&lead);
   PrivatePages pages(core_, sequence_);
   add_rewritten_pages(&pages);
   pages.check();
   // For one layer group or layer after the other.
   moves_.reserve(num_moved_, 1);
-  rotated_slots_.reserve(num_moved_);
+  rotated_slots_.reserve(sequence_.length);
   pages.prepare();
   // Nothing throws from here on.
   pages.copy(kOwnStream);
   sequence_.history.diverge();
   if (begin_ != end_) close_gap();
-  if (num_moved_ > 0 && delta_ != 0) rotate_keys();
+  sequence_.lead = lead;
+  rotate_keys(turn);
   sequence_.segments = std::move(segments);
   core_.sequences.trimmer().drop_hidden(sequence_);
   if (sequence_.length == 0 && sequence_.window == 0) sequence_.history.has_diverged = false;
+}
+
+// Rows behind the range stay as they are where that is allowed. Only those between this range and
+// the lead that an earlier shift has left are rotated, by all of it at once: rows are rewritten
+// when the place changes from which on tokens move, and a small angle is never lost.
+ContextShift::Turn ContextShift::plan_leads(KeyLead* lead) const {
+  const int64_t gap = end_ - begin_, length = sequence_.length - gap;
+  const KeyLead& old = sequence_.lead;
+  const bool moves = num_moved_ > 0 && delta_ != 0;
+  if (!keeps_key_leads(core_)) {
+    *lead = {};
+    return moves ? Turn{begin_, length, delta_} : Turn{0, 0, 0};
+  }
+  if (!moves) {  // Rows keep their positions.
+    *lead = old;
+    if (lead->begin > begin_) lead->begin = std::max(begin_, lead->begin - gap);
+    if (lead->begin >= length) *lead = {};
+    return {0, 0, 0};
+  }
+  *lead = {begin_, old.ahead - delta_};
+  if (lead->ahead == 0) *lead = {};
+  if (old.ahead == 0 || old.begin == begin_) return {0, 0, 0};
+  if (old.begin < begin_) return {old.begin, begin_, -old.ahead};
+  return {begin_, std::max(begin_, old.begin - gap), old.ahead};
 }
 
 bool ContextShift::moves_whole_pages(size_t group) const {
@@ -212,6 +247,12 @@ void ContextShift::add_rewritten_pages(PrivatePages* pages) const {
       marks[group] = 1;
       if (begin < end) pages->add(begin, end, std::move(marks));
     };
+    const PageTable& table = sequence_.tables[group];
+    const KeyLead& lead = sequence_.lead;
+    if (rotates && lead.ahead != 0 && lead.begin < begin_) {
+      add(lead.begin, std::min(table.sink_kept, begin_));
+      add(std::max(lead.begin, table.kept_begin), begin_);
+    }
     const Moves moves = moves_of(group);
     if (moves_whole_pages(group)) {
       if (rotates) add(moves.first_token, sequence_.length);
@@ -294,25 +335,28 @@ void ContextShift::close_gap() noexcept {
   // Which tokens behind `begin` were written is not known one by one.
   if (sequence_.first_unwritten > begin_ && sequence_.first_unwritten != kAllWritten)
     sequence_.first_unwritten = std::max(begin_, sequence_.first_unwritten - (end_ - begin_));
-  sequence_.cut_unwritten(sequence_.length);
+  sequence_.cut_rows(sequence_.length);
   core_.sequences.add_to_total_length(begin_ - end_);
   core_.sequences.trimmer().truncate(sequence_, sequence_.length);
 }
 
-// K that is stored rotated is rotated by `delta` more from token `begin` on.
-void ContextShift::rotate_keys() noexcept {
-  if (!core_.pool.has_storage()) return;
+// K that is stored rotated is rotated further.
+void ContextShift::rotate_keys(const Turn& turn) noexcept {
+  if (turn.begin >= turn.end || !core_.pool.has_storage()) return;
   float cosines[kMaxLatentDim / 2], sines[kMaxLatentDim / 2];
   for (size_t group = 0; group < spec_.groups.size(); ++group) {
     if (core_.group(group).is_cross) continue;
     rotated_slots_.clear();
     const PageTable& table = sequence_.tables[group];
-    for (int64_t token = std::max(begin_, table.kept_begin); token < sequence_.length; ++token)
-      rotated_slots_.push_back(slot_of(table, token, core_.group(group).page_size));
+    for (int64_t token = turn.begin; token < turn.end; ++token) {
+      if (table.keeps(token, token + 1))
+        rotated_slots_.push_back(slot_of(table, token, core_.group(group).page_size));
+    }
     for (const int32_t local : core_.group(group).layers) {
       if (!is_rotated_on_append(spec_, local)) continue;
       const LayerSpec& layer = core_.layer(local);
-      kernels::Rotation rotation = shift_rotation(spec_.ropes[layer.rope], delta_, cosines, sines);
+      kernels::Rotation rotation =
+          shift_rotation(spec_.ropes[layer.rope], turn.angle, cosines, sines);
       rotation.begin = layer.rotation_begin();
       core_.device->rotate_keys(local, rotation, rotated_slots_, kOwnStream);
     }

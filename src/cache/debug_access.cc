@@ -4,6 +4,7 @@
 
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/key_leads.h"
 #include "src/cache/private_pages.h"
 
 namespace kvc {
@@ -61,6 +62,9 @@ void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
   if (begin == end) return;
   for (const LayerRows& rows : layers) {
     const LayerSpec& layer = core_.layer(rows.local_layer);
+    const bool is_cross = core_.group_of(layer).is_cross;
+    const KeyLead lead = is_cross ? KeyLead{} : sequence.lead;
+    const LeadRotation back(core_.spec(), rows.local_layer, lead);
     const auto read = [&](bool is_v, const kernels::PagedRows& source,
                           const kernels::TokenRows& out, int32_t dim) {
       core_.device->read_rows({rows.local_layer, is_v},
@@ -69,7 +73,9 @@ void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
                                .out = out,
                                .page_size = core_.group_of(layer).page_size,
                                .num_heads = layer.num_kv_heads,
-                               .dim = dim},
+                               .dim = dim,
+                               .rotation = is_v ? kernels::Rotation{} : back.get(),
+                               .rotate_from = lead.begin},
                               begin, end, stream);
     };
     if (rows.k.base != nullptr)
@@ -93,10 +99,17 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
   private_pages.add(begin, begin + count, std::move(groups));
   private_pages.check();
   private_pages.prepare();
+  std::vector<TokenLeads> leads;  // [layers]
+  for (const LayerRows& rows : layers) {
+    const bool is_cross = core_.group_of(core_.layer(rows.local_layer)).is_cross;
+    leads.emplace_back(core_.spec(), rows.local_layer, is_cross ? KeyLead{} : sequence.lead, begin,
+                       count);
+  }
   // Nothing throws from here on but for a device that fails.
   private_pages.copy(stream);
   sequence.history.diverge();
-  for (const LayerRows& rows : layers) {
+  for (size_t index = 0; index < layers.size(); ++index) {
+    const LayerRows& rows = layers[index];
     const LayerSpec& layer = core_.layer(rows.local_layer);
     const PageTable& table = sequence.tables[layer.group];
     const int32_t page_size = core_.group_of(layer).page_size;
@@ -104,7 +117,7 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
     core_.device->write_rows(rows.local_layer,
                              {.k = rows.k,
                               .v = rows.v,
-                              .k_rotation = {},
+                              .k_rotation = leads[index].get(),
                               .k_pages = core_.pool.k_rows(rows.local_layer),
                               .v_pages = core_.pool.v_rows(rows.local_layer),
                               .slots = slots.data(),

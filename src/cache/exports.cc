@@ -6,6 +6,7 @@
 #include "src/base/dtype.h"
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/key_leads.h"
 #include "src/plan/names.h"
 #include "src/step/page_tables.h"
 
@@ -107,6 +108,7 @@ DLManagedTensorVersioned* CacheExports::pool(int32_t layer, kvc_pool_kind kind) 
       fail_with(KVC_E_INVALID_ARGUMENT, kind, "kind = %d is not a kvc_pool_kind (0 to %d)", kind,
                 KVC_POOL_BYTES);
   }
+  settle_key_leads(core_);
   exported->strides = compact_strides(exported->shape);
   // Elements, not bytes: types of 4 bits are packed.
   exported->strides[0] = pages.page_stride * 8 / dtype.bits;

@@ -4,6 +4,7 @@
 
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/key_leads.h"
 #include "src/plan/names.h"
 
 namespace kvc {
@@ -72,7 +73,7 @@ void LayerCall::append(const kernels::TokenRows& k, const kernels::TokenRows& v)
 StoredTokens LayerCall::stored_tokens(kvc_seq seq) const {
   const Sequence& sequence = core_.sequences.get_on_device(seq, "gather");
   StoredTokens tokens{&sequence.tables[core_.layer(layer.source).group], seq,
-                      sequence.stored(is_cross()), false};
+                      sequence.stored(is_cross()), false, is_cross() ? KeyLead{} : sequence.lead};
   if (const BatchEntry* entry = core_.entry_of(sequence); entry != nullptr) {
     tokens.length = entry->new_stored(is_cross());
     tokens.grows = tokens.length > entry->old_stored(is_cross());
@@ -94,6 +95,7 @@ void LayerCall::gather(const StoredTokens& tokens, const kernels::TokenRows& k,
   }
   if (tokens.length == 0) return;
   const int32_t page_size = core_.group_of(core_.layer(layer.source)).page_size;
+  const LeadRotation back(core_.spec(), layer.source, tokens.lead);
   const auto gather_rows = [&](bool is_v, const kernels::PagedRows& rows,
                                const kernels::TokenRows& out, int32_t dim) {
     core_.engine->gather({layer.source, is_v},
@@ -102,7 +104,9 @@ void LayerCall::gather(const StoredTokens& tokens, const kernels::TokenRows& k,
                           .out = out,
                           .page_size = page_size,
                           .num_heads = layer.num_kv_heads,
-                          .dim = dim},
+                          .dim = dim,
+                          .rotation = is_v ? kernels::Rotation{} : back.get(),
+                          .rotate_from = tokens.lead.begin},
                          tokens.length);
   };
   if (k.base != nullptr) gather_rows(false, core_.pool.k_rows(layer.source), k, layer.k_dim);

@@ -24,6 +24,7 @@ struct StoredTokens {
   kvc_seq seq;
   int64_t length;
   bool grows;  // The open forward adds to them.
+  KeyLead lead;
 };
 
 // Every function throws Error or std::bad_alloc. Lives for the duration of the call.

@@ -7,6 +7,7 @@
 #include "src/base/error.h"
 #include "src/base/tensor.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/key_leads.h"
 #include "src/cache/staging.h"
 #include "src/plan/names.h"
 
@@ -21,6 +22,7 @@ struct PageBytes::Rows {
   int64_t host_stride;
   LayerPages pages;
   int64_t bytes;
+  mutable std::vector<uint8_t> is_rotated{};  // [count] See rotate_copies.
 
   int64_t id(int64_t row) const { return ids[row * id_stride]; }
   std::byte* host_at(int64_t row) const { return host + row * host_stride; }
@@ -57,6 +59,7 @@ void PageBytes::read(int32_t layer, const DLTensor* ids, const DLTensor* out,
   if (core_.found_gpu.table == nullptr) {
     for (int64_t row = 0; row < rows.count; ++row)
       core_.device->read_bytes(rows.host_at(row), rows.page_at(row), rows.bytes, stream);
+    rotate_copies(layer, rows);
     return;
   }
   // The caller's memory need not be pinned.
@@ -67,10 +70,33 @@ void PageBytes::read(int32_t layer, const DLTensor* ids, const DLTensor* out,
   }
 }
 
+// Where kvc_seq_shift has left rows as they were.
+void PageBytes::rotate_copies(int32_t layer, const Rows& rows) const {
+  const int32_t source = core_.require_paged_layer(layer);
+  const LayerSpec& spec = core_.layer(source);
+  if (core_.group_of(spec).is_cross) return;
+  rows.is_rotated.assign(static_cast<size_t>(rows.count), 0);
+  core_.sequences.for_each([&](const Sequence& sequence) {
+    if (sequence.lead.ahead == 0 || sequence.is_swapped) return;
+    const std::vector<PageId>& pages = sequence.tables[spec.group].pages;
+    const int64_t page_size = core_.group_of(spec).page_size;
+    for (size_t entry = 0; entry < pages.size(); ++entry) {
+      const int64_t first = static_cast<int64_t>(entry) * page_size;
+      for (int64_t row = 0; row < rows.count; ++row) {
+        if (rows.id(row) != pages[entry] || rows.is_rotated[row] != 0) continue;
+        rows.is_rotated[row] = 1;  // Sequences that share a page agree about its rows.
+        rotate_copied_page(core_, source, sequence.lead, first,
+                           std::min(page_size, sequence.length - first), rows.host_at(row));
+      }
+    }
+  });
+}
+
 void PageBytes::write(int32_t layer, const DLTensor* ids, const DLTensor* in, CallStream stream) {
   const Rows rows = check("kvc_pages_import", layer, ids, in, "in");
   std::vector<int64_t> order(static_cast<size_t>(rows.count));
   for (int64_t row = 0; row < rows.count; ++row) order[row] = row;
+  settle_key_leads(core_);
   std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     return rows.id(a) != rows.id(b) ? rows.id(a) < rows.id(b) : a < b;
   });

@@ -20,6 +20,7 @@ class PageBytes {
 
  private:
   struct Rows;
+  void rotate_copies(int32_t layer, const Rows& rows) const;
   Rows check(const char* function, int32_t layer, const DLTensor* ids, const DLTensor* bytes,
              const char* name) const;
 

@@ -9,6 +9,7 @@
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/key_leads.h"
 #include "src/cache/page_conversion.h"
 #include "src/cache/staging.h"
 #include "src/cache/state_file.h"
@@ -91,6 +92,7 @@ Contents::Contents(const CacheCore& core, const std::vector<const Sequence*>& se
     out.window = sequence.window;
     out.sink = sequence.sink;
     out.segments = sequence.segments;
+    out.lead = sequence.lead;
     out.first_unwritten = sequence.first_unwritten;
     out.history = sequence.history;
     out.state = number_of(sequence.state);
@@ -222,6 +224,7 @@ std::unique_ptr<Sequence> make_sequence(CacheCore& core, kvc_seq id, size_t num_
   sequence->window = image.window;
   sequence->sink = image.sink;
   sequence->segments = image.segments;
+  sequence->lead = image.lead;
   sequence->first_unwritten = image.first_unwritten;
   sequence->history = image.history;
   sequence->history.num_published = 0;
@@ -339,11 +342,14 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
     (void)read_description(check);
     check_contents(check, image);
   }
-  int64_t num_blocks = 0;
+  const bool keeps_leads = keeps_key_leads(core_);
+  int64_t num_blocks = 0, longest = 0;
   std::vector<std::unique_ptr<Sequence>> sequences;
   for (size_t i = 0; i < num_seqs; ++i) {
     sequences.push_back(make_sequence(core_, seqs[i], num_seqs, image.sequences[i]));
     num_blocks += static_cast<int64_t>(image.sequences[i].history.keys.size());
+    if (!keeps_leads && image.sequences[i].lead.ahead != 0)
+      longest = std::max(longest, image.sequences[i].length);
   }
   core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks());
   const Staging staging(core_.found_gpu, largest_chunk(image, layout));
@@ -388,9 +394,11 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
                                     staging.data(), layout.state_slot_bytes, stream);
         }
       });
+  LeadSettler settler(core_, longest);
   // Nothing throws from here on.
   for (std::unique_ptr<Sequence>& made : sequences) {
     renumber(*made, taken);
+    if (!keeps_leads) settler.settle(*made);
     Sequence& sequence = core_.sequences.adopt(std::move(made));
     core_.publisher.publish(sequence, stream);
   }

@@ -32,6 +32,8 @@ enum SequenceTag : uint32_t {
   kCheckpoints,
   kFirstUnwritten,
   kHistory,
+  kLeadBegin,
+  kLeadAhead,
 };
 
 enum TableTag : uint32_t { kKeptBegin = 1, kSinkKept, kPages };
@@ -90,6 +92,10 @@ WireWriter written(const SequenceImage& sequence) {
   out.integer(kWindow, sequence.window);
   out.integer(kSink, sequence.sink);
   out.array(kSegments, sequence.segments);
+  if (sequence.lead.ahead != 0) {
+    out.integer(kLeadBegin, sequence.lead.begin);
+    out.integer(kLeadAhead, sequence.lead.ahead);
+  }
   for (const TableImage& table : sequence.tables) out.record(kTable, written(table));
   out.integer(kState, sequence.state);
   out.array(kCheckpoints, sequence.checkpoints);
@@ -160,6 +166,8 @@ SequenceImage read_sequence(WireReader in) {
       case kWindow: sequence.window = in.integer(0, INT64_MAX); break;
       case kSink: sequence.sink = in.integer(0, INT64_MAX); break;
       case kSegments: sequence.segments = in.array<PositionSegment>(); break;
+      case kLeadBegin: sequence.lead.begin = in.integer(0, kMaxSequenceLength); break;
+      case kLeadAhead: sequence.lead.ahead = in.integer(-kMostAhead, kMostAhead); break;
       case kTable: sequence.tables.push_back(read_table(in.record("a page table"))); break;
       case kState: sequence.state = static_cast<int32_t>(in.integer(-1, INT32_MAX)); break;
       case kCheckpoints: sequence.checkpoints = in.array<CheckpointImage>(); break;
@@ -251,6 +259,8 @@ void check_positions(const SequenceImage& sequence) {
   const bool has_window = sequence.window != 0;
   if ((has_window && sequence.sink >= sequence.window) || (!has_window && sequence.sink != 0))
     fail_sequence(sequence, "has a window without room beside its sink tokens");
+  if (sequence.lead.ahead != 0 && sequence.lead.begin >= sequence.length)
+    fail_sequence(sequence, "has rows ahead of tokens that it has not");
   int64_t before = -1;
   for (const PositionSegment& segment : sequence.segments) {
     const bool fits = segment.begin > before && segment.begin <= sequence.length &&

@@ -35,6 +35,7 @@ struct SequenceImage {
   int64_t window = 0;
   int64_t sink = 0;
   std::vector<PositionSegment> segments;
+  KeyLead lead;
   std::vector<TableImage> tables;  // [layer group]
   int32_t state = -1;              // -1: the initial one.
   std::vector<CheckpointImage> checkpoints;

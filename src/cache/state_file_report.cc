@@ -37,6 +37,8 @@ Json described(const SequenceImage& sequence) {
           {"num_checkpoints", sequence.checkpoints.size()},
           {"window", sequence.window},
           {"sink", sequence.sink},
+          {"k_ahead", sequence.lead.ahead},
+          {"k_ahead_begin", sequence.lead.begin},
           {"namespace", hexadecimal(sequence.history.root)}};
 }
 

@@ -6,6 +6,7 @@
 
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/key_leads.h"
 #include "src/exec/page_pairs.h"
 #include "src/sequences/distinct_ids.h"
 
@@ -198,6 +199,7 @@ void SwapStore::swap_pages(const DLTensor* pairs, kvc_swap_direction direction, 
   const PagePairs checked =
       is_out ? read_page_pairs(pairs, device, host) : read_page_pairs(pairs, host, device);
   if (checked.size() == 0) return;  // The pool stays without a use.
+  settle_key_leads(core_);
   core_.host.start_use(HostUse::kByPage);
   core_.device->copy_pages(is_out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice,
                            checked.from.data(), checked.to.data(), checked.size(), stream);
@@ -208,6 +210,7 @@ void SwapStore::swap_pages(const DLTensor* pairs, kvc_swap_direction direction, 
 void SwapStore::copy_pages(const DLTensor* pairs, CallStream stream) {
   core_.require_storage("kvc_pages_copy");
   const PagePairs checked = read_page_pairs(pairs, {"device pool", core_.allocator.num_pages()});
+  settle_key_leads(core_);
   core_.device->copy_pages(CopyDirection::kInsideDevice, checked.from.data(), checked.to.data(),
                            checked.size(), stream);
 }

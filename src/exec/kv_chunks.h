@@ -13,8 +13,8 @@ namespace kvc {
 constexpr int64_t kSplitKeys = 512;
 // The same for latent layers, whose partial results are large beside their keys.
 constexpr int64_t kLatentSplitKeys = 1024;
-// Tile items begin at absolute multiples of it where the kernel packs blocks. Sink tokens may end
-// elsewhere.
+// Tile items begin at absolute multiples of it where the kernel packs blocks, or where keys meet Q
+// that is rotated otherwise.
 constexpr int64_t kTileKeys = 64;
 
 struct KvChunk {
@@ -25,26 +25,26 @@ struct KvChunk {
 };
 
 // The keys visible to token rows [row_begin, row_end): [0, sink_end) and [begin, end). sink_end is
-// 0 when no gap lies between the two.
+// 0 when no gap lies between the two. Keys before turn_end meet Q that is rotated otherwise, so
+// that chunks end there.
 struct VisibleKeys {
   int64_t sink_end;
   int64_t begin, end;
+  int64_t turn_end = 0;
 
   int64_t count() const { return sink_end + (end > begin ? end - begin : 0); }
 };
 
-// `split_sinks`: sink tokens stay apart even without a gap, because Q is rotated otherwise for
-// them.
 VisibleKeys visible_keys(const kernels::AttnSequence& sequence, int64_t row_begin, int64_t row_end,
-                         bool causal, bool split_sinks);
+                         bool causal);
 
 // The chunks of a decode sequence from key `first_key` on; empty when there is none. Throws
 // std::bad_alloc.
-void decode_chunks(const VisibleKeys& keys, bool split_sinks, int64_t first_key, int64_t split_keys,
+void decode_chunks(const VisibleKeys& keys, int64_t first_key, int64_t split_keys,
                    std::vector<KvChunk>* chunks);
 
-// The chunks of a tile item: one, or two when sink tokens stay apart. Never empty. Throws
-// std::bad_alloc.
-void tile_chunks(const VisibleKeys& keys, bool split_sinks, std::vector<KvChunk>* chunks);
+// The chunks of a tile item: one, or two where Q is rotated otherwise for the first keys. Never
+// empty. Throws std::bad_alloc.
+void tile_chunks(const VisibleKeys& keys, std::vector<KvChunk>* chunks);
 
 }  // namespace kvc

@@ -25,8 +25,8 @@ kernels::AttnParams attn_params(const LayerSpec& layer, int32_t page_size, bool 
 kernels::AppendParams append_params(const LayerSpec& layer, int32_t page_size,
                                     const kernels::TokenRows& k, const kernels::TokenRows& v);
 
-// `Tables`, below, holds cos and sin: tokens(rope) and sinks(rope) by packed token, keys(rope,
-// out[2]) by absolute position.
+// `Tables`, below, holds cos and sin: tokens(rope), sinks(rope) and heads(rope) by packed token,
+// keys(rope, out[2]) by absolute position.
 
 // Everything but the pages and the slots.
 template <typename Tables>
@@ -41,14 +41,17 @@ kernels::AppendParams append_params(const Spec& spec, const LayerSpec& layer,
 
 // The rotations of Q, and of K where it is rotated on read.
 template <typename Tables>
-void set_rotations(const Spec& spec, const AttnCall& call, bool has_sinks, Tables&& tables,
+void set_rotations(const Spec& spec, const AttnCall& call, bool turns_apart, Tables&& tables,
                    kernels::AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int32_t begin =
       call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
   params->q_rotation = params->sink_q_rotation = tables.tokens(layer.rope).from(begin);
-  if (!spec.rotates_on_read(layer.rope)) return;
-  if (has_sinks) params->sink_q_rotation = tables.sinks(layer.rope).from(begin);
+  if (!spec.rotates_on_read(layer.rope)) {
+    if (turns_apart) params->sink_q_rotation = tables.heads(layer.rope).from(begin);
+    return;
+  }
+  if (turns_apart) params->sink_q_rotation = tables.sinks(layer.rope).from(begin);
   tables.keys(layer.rope, params->k_rotations);
   params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
 }

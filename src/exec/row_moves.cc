@@ -1,6 +1,7 @@
 #include "src/exec/row_moves.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
@@ -85,6 +86,31 @@ MergeCall read_merge(const DLTensor* out, const DLTensor* lse, const DLTensor* o
   params.num_heads = static_cast<int32_t>(heads);
   params.dim = static_cast<int32_t>(dim);
   return call;
+}
+
+void rotate_key_rows(const kernels::cpu::KernelTable& kernels, const LayerSpec& layer,
+                     const kernels::PagedRows& keys, int64_t page_size,
+                     const kernels::Rotation& rotation,
+                     const std::vector<int64_t>& slots) noexcept {
+  std::byte row[kMaxLatentDim * sizeof(float)];  // Kernels don't rotate in place.
+  kernels::AppendParams params{};
+  params.k_rotation = rotation;
+  params.k_pages = params.v_pages = keys;
+  params.k = {row, 0, 0, layer.k_dtype};
+  params.page_size = static_cast<int32_t>(page_size);
+  params.num_kv_heads = 1;
+  params.k_dim = layer.k_dim;
+  params.v_dim = layer.v_dim;
+  const auto row_bytes = static_cast<size_t>(layer.k_dim * kernels::dtype_bytes(layer.k_dtype));
+  for (const int64_t slot : slots) {
+    params.slots = &slot;
+    for (int32_t head = 0; head < layer.num_kv_heads; ++head) {
+      params.k_pages.base = keys.base + head * keys.head_stride;
+      std::memcpy(row, row_address(params.k_pages, slot / page_size, 0, slot % page_size),
+                  row_bytes);
+      kernels.append(params, 0, 1);
+    }
+  }
 }
 
 }  // namespace kvc

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/cpu/table.h"
 #include "kvcache.h"
 #include "src/base/executor.h"
 #include "src/base/tensor.h"
+#include "src/plan/spec.h"
 
 namespace kvc {
 
@@ -21,6 +23,11 @@ void run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,
                 const kernels::AppendParams& params, int64_t num_rows);
 void run_merge(const kernels::cpu::KernelTable& kernels, Executor& executor,
                const kernels::MergeParams& params, int64_t num_rows);
+
+// Rotates the K rows of these slots of `keys` in place, by the only row of `rotation`.
+void rotate_key_rows(const kernels::cpu::KernelTable& kernels, const LayerSpec& layer,
+                     const kernels::PagedRows& keys, int64_t page_size,
+                     const kernels::Rotation& rotation, const std::vector<int64_t>& slots) noexcept;
 
 struct MergeCall {
   kernels::MergeParams params;

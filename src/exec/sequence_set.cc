@@ -56,7 +56,7 @@ void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
   positions_.clear();
   mask_begin_.assign(entries.size(), -1);
   position_begin_.assign(entries.size(), -1);
-  has_sinks_ = false;
+  turns_apart_ = false;
   for (const BatchEntry& entry : entries) add_entry(forward, spec, view, entry, cos_sin);
   // The arrays are complete and don't move any more.
   for (size_t i = 0; i < sequences_.size(); ++i) {
@@ -99,6 +99,9 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
       sequence.own_rotation_begin -= first_key;
     }
   }
+  if (!is_cross && view.has_leads && entry.sequence->lead.ahead != 0)
+    sequence.turn_end = std::max<int64_t>(0, entry.sequence->lead.begin - first_key);
+  turns_apart_ = turns_apart_ || sequence.turn_end > 0;
   sequences_.push_back(sequence);
 }
 
@@ -125,7 +128,7 @@ void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry
     return;
   }
   sequence.key_begins = key_begins_.data() + entry.row_begin;
-  has_sinks_ = has_sinks_ || sequence.sink_end > 0;
+  if (splits_sinks) sequence.turn_end = sequence.sink_end;
 }
 
 void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEntry& entry,

@@ -31,6 +31,7 @@ struct KeyView {
   int64_t window = 0;            // Window of the call; 0: none.
   bool needs_positions = false;  // ALiBi, or K rotated on read.
   int32_t rope = -1;             // RoPE of keys rotated on read; -1: none.
+  bool has_leads = false;        // Keys are stored rotated, and some sequence has a KeyLead.
 
   bool operator==(const KeyView&) const = default;
 };
@@ -48,7 +49,8 @@ class SequenceSet {
              const std::vector<Span>* spans, HostCosSin& cos_sin);
 
   const std::vector<kernels::AttnSequence>& sequences() const { return sequences_; }
-  bool has_sinks() const { return has_sinks_; }
+  // Q is rotated in two ways: AttnSequence::turn_end is set somewhere.
+  bool turns_apart() const { return turns_apart_; }
 
  private:
   void add_entry(Forward& forward, const Spec& spec, const KeyView& view, const BatchEntry& entry,
@@ -69,7 +71,7 @@ class SequenceSet {
   std::vector<uint64_t> masks_;                       // Masks of all token trees.
   std::vector<int32_t> positions_;                    // Positions of all keys that need them.
   std::vector<int64_t> mask_begin_, position_begin_;  // Per sequence; -1: none.
-  bool has_sinks_ = false;
+  bool turns_apart_ = false;
 };
 
 }  // namespace kvc

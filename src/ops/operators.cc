@@ -76,8 +76,8 @@ void Operators::attend(OpAttention& attention, const AttnOptions& options,
   params.sequences = sequences.data();
   WorkList list;
   schedule_work(sequences.data(), static_cast<int64_t>(sequences.size()),
-                work_shape(*kernels_, params, options.tiles_only, false, executor_.concurrency()),
-                {}, &list);
+                work_shape(*kernels_, params, options.tiles_only, executor_.concurrency()), {},
+                &list);
   ItemRunner runner(kernels_, &executor_);
   runner.secure(list, params);
   runner.run(list, params);

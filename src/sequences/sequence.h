@@ -59,6 +59,16 @@ struct PositionSegment {
   int64_t offset;
 };
 
+// K that is stored rotated, where kvc_seq_shift leaves rows as they are: from token `begin` on a
+// row is rotated for its token's position + ahead. Sequences that hold the same row agree about
+// it.
+struct KeyLead {
+  int64_t begin = 0;
+  int64_t ahead = 0;  // 0: none.
+};
+
+constexpr int64_t kMostAhead = int64_t{1} << 52;
+
 // A state that was kept at a position, which is at most the length.
 struct Checkpoint {
   int64_t position;
@@ -83,10 +93,11 @@ struct alignas(64) Sequence {
   int64_t cross_length = 0;               // Encoder tokens.
   int64_t next_drop = 0;                  // Below this length no layer's window hides a whole page.
   std::vector<PositionSegment> segments;  // Ascending; empty: position = index.
-  bool is_swapped = false;                // Tables name host pages, states name host slots.
-  TokenTree tree;                         // Uncommitted nodes.
-  StateSlot state = kInitialState;        // State at `length`.
-  std::vector<Checkpoint> checkpoints;    // Ascending positions.
+  KeyLead lead;
+  bool is_swapped = false;              // Tables name host pages, states name host slots.
+  TokenTree tree;                       // Uncommitted nodes.
+  StateSlot state = kInitialState;      // State at `length`.
+  std::vector<Checkpoint> checkpoints;  // Ascending positions.
   TokenHistory history;
   // First token whose rows a partial forward left unwritten in some layer; kAllWritten, or below
   // length.
@@ -104,8 +115,9 @@ struct alignas(64) Sequence {
   }
 
   // The tokens from `tokens` on were removed.
-  void cut_unwritten(int64_t tokens) noexcept {
+  void cut_rows(int64_t tokens) noexcept {
     if (first_unwritten >= tokens) first_unwritten = kAllWritten;
+    if (lead.begin >= tokens) lead = {};
   }
   void invalidate_tables() noexcept { no_table_change_before = next_drop = 0; }
   bool in_forward() const { return batch_index >= 0; }

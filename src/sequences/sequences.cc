@@ -154,7 +154,8 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
   child->history = parent.history;
   child->history.cut(length, prefix_block_);
   child->first_unwritten = parent.first_unwritten;
-  child->cut_unwritten(length);
+  child->lead = parent.lead;
+  child->cut_rows(length);
   child->state = length == parent.length ? parent.state : kInitialState;
   for (const Checkpoint& checkpoint : parent.checkpoints) {
     if (checkpoint.position <= length) child->checkpoints.push_back(checkpoint);
@@ -193,7 +194,7 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   resume_points_.check(sequence, length, "n", num_tokens);
   checkpoints_.cut(sequence, length);
   sequence.history.cut(length, prefix_block_);
-  sequence.cut_unwritten(length);
+  sequence.cut_rows(length);
   while (!sequence.segments.empty() && sequence.segments.back().begin >= length)
     sequence.segments.pop_back();
   sequence.length = length;

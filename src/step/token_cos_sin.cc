@@ -16,10 +16,12 @@ void fill(const RopeSpec& rope, const TokenPositions& tokens, float* cosines, fl
       const bool uses_long = tokens.uses_long != nullptr && tokens.uses_long[token] != 0;
       const double* frequencies = frequencies_of(rope, uses_long);
       const int32_t* positions = tokens.positions + token;
+      const int64_t added = tokens.added == nullptr ? 0 : tokens.added[token];
       for (int64_t i = 0; i < pairs; ++i) {
         const int64_t row = sections == nullptr ? 0 : sections[i];
-        write_cos_sin(positions[row * tokens.row_stride], frequencies[i], rope.magnitude,
-                      cosines + token * pairs + i, sines + token * pairs + i);
+        write_cos_sin(static_cast<double>(positions[row * tokens.row_stride] + added),
+                      frequencies[i], rope.magnitude, cosines + token * pairs + i,
+                      sines + token * pairs + i);
       }
     }
   });

@@ -13,9 +13,10 @@ namespace kvc {
 
 // Positions of the packed tokens; arrays borrowed for the call.
 struct TokenPositions {
-  const int32_t* positions;  // Row s of [rows][num_rows] is for section s; any value.
-  int64_t row_stride = 0;    // Elements between rows; 0: all sections use one row.
-  int64_t num_rows = 0;      // Packed tokens.
+  const int32_t* positions;        // Row s of [rows][num_rows] is for section s; any value.
+  int64_t row_stride = 0;          // Elements between rows; 0: all sections use one row.
+  int64_t num_rows = 0;            // Packed tokens.
+  const int64_t* added = nullptr;  // Nullable [num_rows]: added to a token's positions.
   // Nullable [num_rows]: tokens that use RopeSpec::long_inverse_frequencies (LONGROPE).
   const uint8_t* uses_long = nullptr;
 };

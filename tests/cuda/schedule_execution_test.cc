@@ -102,7 +102,7 @@ void check_shared(uint64_t seed) {
   ASSERT_LE(schedule.num_splits(), schedule.bytes.num_splits);
   schedule.reserve_partials(params.v_dim);
   execute_schedule(params, schedule.view());
-  EXPECT_LT(distance_from(problem, naive_attention(problem, false)), kLimit);
+  EXPECT_LT(distance_from(problem, naive_attention(problem)), kLimit);
   // Keys of prefixes are in items of prefixes alone.
   for (int32_t i = 0; i < schedule.num_items(); ++i) {
     const WorkItem& item = schedule.items[static_cast<size_t>(i)];

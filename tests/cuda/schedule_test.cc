@@ -16,8 +16,14 @@ using kernels::AttnSequence;
 // What token rows of a tile see together, by the rules of the host's own work list.
 VisibleKeys visible_of(const ScheduleShape& shape, const AttnSequence& sequence, int64_t row,
                        int64_t num_rows) {
-  return visible_keys(sequence, row / shape.group_size, (row + num_rows - 1) / shape.group_size + 1,
-                      shape.causal != 0, shape.split_sinks != 0);
+  VisibleKeys keys = visible_keys(sequence, row / shape.group_size,
+                                  (row + num_rows - 1) / shape.group_size + 1, shape.causal != 0);
+  if (shape.split_sinks != 0 && sequence.key_begins != nullptr && keys.sink_end == 0) {
+    // Sinks stay apart without a gap too.
+    keys.sink_end = std::clamp<int64_t>(sequence.sink_end, 0, keys.end);
+    keys.begin = std::max(keys.begin, keys.sink_end);
+  }
+  return keys;
 }
 
 int64_t overlap(int64_t a_begin, int64_t a_end, int64_t b_begin, int64_t b_end) {

@@ -7,17 +7,24 @@
 namespace kvc::kernels::test {
 namespace {
 
-WorkShape shape_of(const AttnParams& params, bool split_sinks, bool tiles_only,
-                   int32_t concurrency) {
+WorkShape shape_of(const AttnParams& params, bool tiles_only, int32_t concurrency) {
   return {.num_q_heads = params.num_q_heads,
           .num_kv_heads = params.num_kv_heads,
           .k_dim = params.k_dim,
           .v_dim = params.v_dim,
           .causal = params.causal != 0,
           .tiles_only = tiles_only,
-          .split_sinks = split_sinks,
           .is_latent = false,
           .concurrency = concurrency};
+}
+
+// Q is rotated otherwise for the first keys: for sinks, or for any number of keys.
+void draw_turns(AttnProblem& problem) {
+  for (AttnSequence& sequence : problem.sequences) {
+    const int64_t dice = problem.random.between(0, 4);
+    if (dice < 2) sequence.turn_end = sequence.key_begins != nullptr ? sequence.sink_end : 0;
+    if (dice > 2) sequence.turn_end = problem.random.between(1, sequence.first_key_end + 5);
+  }
 }
 
 void run_list(const KernelTable& table, AttnProblem& problem, const WorkList& list,
@@ -56,12 +63,13 @@ TEST(ItemRunner, GivesThePlainResultForEveryMaskAndShape) {
     const Visibility visibility(problem, {});
     const RotationOwner sink_rotation(problem.random, problem.tokens, problem.params.k_dim);
     problem.params.sink_q_rotation = sink_rotation.rotation;
-    const bool split_sinks = problem.random.chance(0.5), tiles_only = problem.random.chance(0.3);
+    if (problem.random.chance(0.6)) draw_turns(problem);
+    const bool tiles_only = problem.random.chance(0.3);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     WorkList list;
     schedule_work(problem.sequences.data(), problem.num_sequences(),
-                  shape_of(problem.params, split_sinks, tiles_only, 3), {}, &list);
-    const NaiveResult expected = naive_attention(problem, split_sinks);
+                  shape_of(problem.params, tiles_only, 3), {}, &list);
+    const NaiveResult expected = naive_attention(problem);
     for (const KernelTable* table : available_tables()) {
       if (table->isa == Isa::kScalar && seed % 6 != 0) continue;  // slow
       SCOPED_TRACE(table->name);
@@ -77,12 +85,12 @@ TEST(ItemRunner, GivesRowsTheSameBitsHoweverAPromptIsCutWhenTilesServeAll) {
   for (uint64_t seed = 100; seed < 100 + rounds(15); ++seed) {
     AttnProblem problem(seed, {.infinities = false, .max_rows = 40, .max_keys = 300});
     const Visibility visibility(problem, {.row_map = false});
-    const bool split_sinks = problem.random.chance(0.5);
+    if (problem.random.chance(0.6)) draw_turns(problem);
     const RotationOwner sink_rotation(problem.random, problem.tokens, problem.params.k_dim);
     problem.params.sink_q_rotation = sink_rotation.rotation;
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     const KernelTable& table = *cpu::kernel_table(Isa::kAuto);
-    const WorkShape shape = shape_of(problem.params, split_sinks, true, 1);
+    const WorkShape shape = shape_of(problem.params, true, 1);
     WorkList list;
     schedule_work(problem.sequences.data(), problem.num_sequences(), shape, {}, &list);
     run_list(table, problem, list, executor);
@@ -157,9 +165,9 @@ TEST(Cascade, GivesThePlainResult) {
     // Rows of one prefix have positions of their own.
     if (seed % 2 == 0) problem.params.alibi = problem.alibi.data();
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
-    const NaiveResult expected = naive_attention(problem, false);
+    const NaiveResult expected = naive_attention(problem);
     std::vector<CommonPrefix> found = common_prefixes(problem, kAlwaysShare);
-    const WorkShape shape = shape_of(problem.params, false, false, 3);
+    const WorkShape shape = shape_of(problem.params, false, 3);
     std::erase_if(found, [&](const CommonPrefix& prefix) {  // of the decode kernel's sequences only
       return std::any_of(prefix.sequences.begin(), prefix.sequences.end(), [&](int32_t s) {
         return !runs_on_decode(shape, problem.sequences[static_cast<size_t>(s)].num_rows);

@@ -31,7 +31,7 @@ WorkCase draw_case(std::mt19937& random) {
   drawn.shape.k_dim = 64;
   drawn.shape.v_dim = 16 << (random() % 5);
   drawn.shape.causal = random() % 4 != 0;
-  drawn.shape.split_sinks = drawn.shape.is_latent = false;
+  drawn.shape.is_latent = false;
   drawn.shape.tiles_only = random() % 4 == 0;
   drawn.shape.concurrency = 1 + static_cast<int32_t>(random() % 16);
   int64_t row = 0;
@@ -105,7 +105,6 @@ constexpr WorkShape kGroupOfFour = {.num_q_heads = 4,
                                     .v_dim = 64,
                                     .causal = true,
                                     .tiles_only = false,
-                                    .split_sinks = false,
                                     .is_latent = false,
                                     .concurrency = 1};
 
@@ -139,13 +138,13 @@ TEST(WorkList, CutsAWindowAtAbsoluteMultiplesOfTheSplit) {
 }
 
 TEST(WorkList, PutsSinksIntoTheFirstItemUnlessTheirQueriesTurnDifferently) {
-  const Windowed windowed(2000, 1100, 4);
+  Windowed windowed(2000, 1100, 4);
   WorkShape shape = kGroupOfFour;
   WorkList list;
   schedule_work(&windowed.sequence, 1, shape, {}, &list);
   const std::vector<KvChunk> joined = {{0, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
   EXPECT_EQ(pieces_of(list), joined);
-  shape.split_sinks = true;
+  windowed.sequence.turn_end = 4;
   schedule_work(&windowed.sequence, 1, shape, {}, &list);
   const std::vector<KvChunk> split = {
       {0, 4, true}, {900, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
@@ -155,6 +154,35 @@ TEST(WorkList, PutsSinksIntoTheFirstItemUnlessTheirQueriesTurnDifferently) {
   const std::vector<KvChunk> tiles = {{0, 4, true}, {896, 2000, false}};
   EXPECT_EQ(pieces_of(list), tiles);
   EXPECT_EQ(list.groups.size(), 1u);
+}
+
+// Keys that were moved apart by a shift.
+TEST(WorkList, CutsWhereQueriesTurnDifferently) {
+  WorkShape shape = kGroupOfFour;
+  for (const bool tiles_only : {false, true}) {
+    shape.tiles_only = tiles_only;
+    const auto pieces = [&](int64_t length, int64_t window, int64_t sinks, int64_t turn_end) {
+      Windowed windowed(length, window, sinks);
+      windowed.sequence.turn_end = turn_end;
+      if (window == 0) windowed.sequence.key_begins = nullptr;
+      WorkList list;
+      schedule_work(&windowed.sequence, 1, shape, {}, &list);
+      return pieces_of(list);
+    };
+    using Pieces = std::vector<KvChunk>;
+    EXPECT_EQ(pieces(300, 0, 0, 100), (Pieces{{0, 100, true}, {100, 300, false}}));
+    EXPECT_EQ(pieces(300, 0, 0, 300), (Pieces{{0, 300, true}})) << "all of them";
+    // Inside the window, before it, and in the sinks.
+    const int64_t begin = tiles_only ? 192 : 200;
+    EXPECT_EQ(pieces(300, 100, 0, 250), (Pieces{{begin, 250, true}, {250, 300, false}}));
+    EXPECT_EQ(pieces(300, 100, 0, 150), (Pieces{{begin, 300, false}}));
+    EXPECT_EQ(pieces(300, 100, 4, 250),
+              tiles_only ? (Pieces{{0, 250, true}, {250, 300, false}})
+                         : (Pieces{{0, 4, true}, {200, 250, true}, {250, 300, false}}));
+    EXPECT_EQ(pieces(300, 100, 4, 2),
+              tiles_only ? (Pieces{{0, 2, true}, {2, 300, false}})
+                         : (Pieces{{0, 2, true}, {2, 4, false}, {200, 300, false}}));
+  }
 }
 
 TEST(WorkList, ReadsASharedPrefixOnceAndFeedsEveryMember) {

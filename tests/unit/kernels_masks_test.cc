@@ -68,7 +68,7 @@ TEST_P(Masks, EqualAPlainLoopWhateverRowsSee) {
     AttnProblem problem(seed, kFeatures);
     const Visibility visibility(problem, {});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
-    const NaiveResult expected = naive_attention(problem, false);
+    const NaiveResult expected = naive_attention(problem);
     GetParam().run_all(problem);
     ASSERT_LE(distance_from(problem, expected), GetParam().limit(problem.params));
   }
@@ -80,7 +80,7 @@ TEST_P(Masks, ServeTreesOfElevenHundredNodes) {
         seed, {.infinities = false, .max_rows = 1, .max_keys = 40, .small = true, .rows = 1100});
     const Visibility visibility(problem, {.tree = 1.0});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
-    const NaiveResult expected = naive_attention(problem, false);
+    const NaiveResult expected = naive_attention(problem);
     GetParam().run_all(problem);
     ASSERT_LE(distance_from(problem, expected), GetParam().limit(problem.params));
   }
@@ -149,7 +149,7 @@ TEST_P(Masks, ReadVOutOfTheKRows) {
     const Visibility visibility(problem, {});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     problem.reset_outputs(DType::kF32);
-    const NaiveResult expected = naive_attention(problem, false);
+    const NaiveResult expected = naive_attention(problem);
     GetParam().run_all(problem);
     ASSERT_LE(distance_from(problem, expected), GetParam().limit(problem.params));
   }

@@ -236,8 +236,8 @@ struct NaiveKeys {
   }
 };
 
-// One query head of one row. `turns_sinks`: keys below sink_end meet queries turned by
-// sink_q_rotation.
+// One query head of one row. Keys below turn_end, and with `turns_sinks` those below sink_end, meet
+// queries turned by sink_q_rotation.
 inline void naive_row(AttnProblem& problem, int32_t s, int64_t row, int64_t head, bool turns_sinks,
                       NaiveKeys& keys, NaiveResult* result) {
   const AttnParams& params = problem.params;
@@ -256,7 +256,8 @@ inline void naive_row(AttnProblem& problem, int32_t s, int64_t row, int64_t head
   for (int64_t key = 0; key < problem.max_keys(s); ++key) {
     if (!Visibility::sees(problem, s, row, key)) continue;
     keys.read(key);
-    const std::vector<double>& with = turned[turns_sinks && key < sequence.sink_end ? 1 : 0];
+    const bool turns = key < sequence.turn_end || (turns_sinks && key < sequence.sink_end);
+    const std::vector<double>& with = turned[turns ? 1 : 0];
     const std::vector<double>& k = keys.k[static_cast<size_t>(key)];
     double score = 0;
     for (size_t d = 0; d < k.size(); ++d) score += with[d] * k[d];
@@ -284,7 +285,7 @@ inline void naive_row(AttnProblem& problem, int32_t s, int64_t row, int64_t head
     result->out[index * acc.size() + d] = scores.empty() ? 0.0 : acc[d] / (sum + sink);
 }
 
-inline NaiveResult naive_attention(AttnProblem& problem, bool turns_sinks) {
+inline NaiveResult naive_attention(AttnProblem& problem, bool turns_sinks = false) {
   const AttnParams& params = problem.params;
   NaiveResult result;
   result.out.resize(static_cast<size_t>(problem.tokens * params.num_q_heads * params.v_dim));

@@ -29,6 +29,7 @@ HostCosSin::Rope& HostCosSin::sync(const Forward& forward, int32_t rope) {
   if (step_ != forward.step()) {
     for (Rope& made : ropes_) {
       made.tokens.invalidate();
+      made.heads.invalidate();
       made.sinks.invalidate();
     }
     step_ = forward.step();
@@ -58,9 +59,32 @@ kernels::Rotation HostCosSin::tokens(Forward& forward, int32_t rope) {
   if (rope < 0) return {};
   TokenCosSin& table = sync(forward, rope).tokens;
   if (table.is_valid()) return table.get(spec_->ropes[rope], {}, *executor_);
+  const Batch& batch = forward.batch();
+  const int64_t stride = forward.position_rows() > 1 ? batch.num_rows() : 0;
+  TokenPositions tokens = with_variant(forward, rope, forward.rotary_positions(), stride);
+  if (!spec_->rotates_on_read(rope) && has_leads(forward)) {
+    leads_.resize(static_cast<size_t>(batch.num_rows()));
+    for (const BatchEntry& entry : batch.entries())
+      std::fill_n(leads_.begin() + entry.row_begin, entry.append_length,
+                  entry.sequence->lead.ahead);
+    tokens.added = leads_.data();
+  }
+  return table.get(spec_->ropes[rope], tokens, *executor_);
+}
+
+kernels::Rotation HostCosSin::heads(Forward& forward, int32_t rope) {
+  if (rope < 0) return {};
+  TokenCosSin& table = sync(forward, rope).heads;
+  if (table.is_valid()) return table.get(spec_->ropes[rope], {}, *executor_);
   const int64_t stride = forward.position_rows() > 1 ? forward.batch().num_rows() : 0;
   return table.get(spec_->ropes[rope],
                    with_variant(forward, rope, forward.rotary_positions(), stride), *executor_);
+}
+
+bool HostCosSin::has_leads(const Forward& forward) {
+  const std::vector<BatchEntry>& entries = forward.batch().entries();
+  return std::any_of(entries.begin(), entries.end(),
+                     [](const BatchEntry& entry) { return entry.sequence->lead.ahead != 0; });
 }
 
 kernels::Rotation HostCosSin::sinks(Forward& forward, int32_t rope) {

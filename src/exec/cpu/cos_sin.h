@@ -23,6 +23,9 @@ class HostCosSin {
 
   // By packed token; none when rope < 0.
   kernels::Rotation tokens(Forward& forward, int32_t rope);
+  // The same for attention to the keys before a KeyLead.
+  kernels::Rotation heads(Forward& forward, int32_t rope);
+  static bool has_leads(const Forward& forward);
   // The same for attention to sink tokens: positions are clipped to the window of the sequence
   // (kvc_seq_set_window).
   kernels::Rotation sinks(Forward& forward, int32_t rope);
@@ -41,6 +44,7 @@ class HostCosSin {
  private:
   struct Rope {
     TokenCosSin tokens;
+    TokenCosSin heads;
     TokenCosSin sinks;
     PositionCosSin keys;
     std::unordered_map<kvc_seq, KeyCosSin> own_keys;  // Sequences used lately.
@@ -55,6 +59,7 @@ class HostCosSin {
   Executor* executor_;
   uint64_t step_ = 0;                    // The forward that token tables are of.
   std::vector<Rope> ropes_;              // As Spec::ropes.
+  std::vector<int64_t> leads_;           // Scratch, [num_rows].
   std::vector<uint8_t> uses_long_;       // Scratch, [num_rows].
   std::vector<int32_t> sink_positions_;  // Scratch, [num_rows].
   std::vector<int32_t> key_positions_;   // Scratch of own_keys().

@@ -140,28 +140,8 @@ void CpuDevice::move_tokens(int32_t group, const TokenMoves& moves, CallStream) 
 
 void CpuDevice::rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
                             const std::vector<int64_t>& slots, CallStream) noexcept {
-  std::byte row[kMaxLatentDim * sizeof(float)];  // Kernels don't rotate in place.
-  const LayerSpec& layer = spec_->layers[local_layer];
-  const int64_t page_size = spec_->layer_page_size(local_layer);
-  const kernels::PagedRows keys = pool_->k_rows(local_layer);
-  kernels::AppendParams params{};
-  params.k_rotation = rotation;
-  params.k_pages = params.v_pages = keys;
-  params.k = {row, 0, 0, layer.k_dtype};
-  params.page_size = static_cast<int32_t>(page_size);
-  params.num_kv_heads = 1;
-  params.k_dim = layer.k_dim;
-  params.v_dim = layer.v_dim;
-  const auto row_bytes = static_cast<size_t>(layer.k_dim * kernels::dtype_bytes(layer.k_dtype));
-  for (const int64_t slot : slots) {
-    params.slots = &slot;
-    for (int32_t head = 0; head < layer.num_kv_heads; ++head) {
-      params.k_pages.base = keys.base + head * keys.head_stride;
-      std::memcpy(row, row_address(params.k_pages, slot / page_size, 0, slot % page_size),
-                  row_bytes);
-      kernels_->append(params, 0, 1);
-    }
-  }
+  rotate_key_rows(*kernels_, spec_->layers[local_layer], pool_->k_rows(local_layer),
+                  spec_->layer_page_size(local_layer), rotation, slots);
 }
 
 // One row of one head in a page of one token: the kernel that moves rows converts it.

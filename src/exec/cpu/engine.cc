@@ -28,6 +28,7 @@ struct HostTables {
 
   Rotation tokens(int32_t rope) { return cos_sin.tokens(forward, rope); }
   Rotation sinks(int32_t rope) { return cos_sin.sinks(forward, rope); }
+  Rotation heads(int32_t rope) { return cos_sin.heads(forward, rope); }
   void keys(int32_t rope, Rotation out[2]) { cos_sin.keys(forward, rope, out); }
 };
 
@@ -104,7 +105,7 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
     const kernels::AttnSequence& sequence = sequences[i];
     // Equal pages are equal keys only where positions are places and all keys turn alike.
     const bool is_alike = sequence.key_begins == nullptr && sequence.k_rotation_index == 0 &&
-                          sequence.own_k_rotation == nullptr &&
+                          sequence.own_k_rotation == nullptr && sequence.turn_end == 0 &&
                           (!view.view.needs_positions || entries[i].sequence->segments.empty());
     if (!is_alike || !runs_on_decode(shape, sequence.num_rows)) continue;
     candidates_.push_back(
@@ -184,23 +185,22 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
                        const AttnTensors& tensors) {
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[layer.source];
-  CachedView& view = view_of(forward, key_view(*spec_, call, options),
-                             options.spans.empty() ? nullptr : &options.spans);
-  const bool has_sinks = view.set.has_sinks();
+  KeyView wanted = key_view(*spec_, call, options);
+  wanted.has_leads = layer.rope >= 0 && wanted.rope < 0 && HostCosSin::has_leads(forward);
+  CachedView& view = view_of(forward, wanted, options.spans.empty() ? nullptr : &options.spans);
   const bool may_cascade =
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
   AttnParams params = attn_params(layer, spec_->groups[source.group].page_size,
                                   is_causal(call.scope), options, tensors);
-  set_rotations(*spec_, call, has_sinks, HostTables{cos_sin_, forward}, &params);
+  set_rotations(*spec_, call, view.set.turns_apart(), HostTables{cos_sin_, forward}, &params);
   if (call.scope == KeyScope::kNew) {
     stage_new_keys(forward, call, tensors, &params);
   } else {
     params.k = pool_->k_rows(layer.source);
     params.v = pool_->v_rows(layer.source);
   }
-  const bool splits_sinks = has_sinks && spec_->rotates_on_read(layer.rope);
-  const WorkShape shape = work_shape(device_->kernels(), params, options.tiles_only, splits_sinks,
-                                     device_->executor().concurrency());
+  const WorkShape shape =
+      work_shape(device_->kernels(), params, options.tiles_only, device_->executor().concurrency());
   const CachedView::List& planned = work_list(forward, view, layer, shape, may_cascade);
   const WorkList& list = planned.list;
   params.sequences =

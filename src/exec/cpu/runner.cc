@@ -8,14 +8,13 @@ using kernels::AttnItem;
 using kernels::AttnParams;
 
 WorkShape work_shape(const kernels::cpu::KernelTable& kernels, const AttnParams& params,
-                     bool tiles_only, bool split_sinks, int32_t concurrency) {
+                     bool tiles_only, int32_t concurrency) {
   return {.num_q_heads = params.num_q_heads,
           .num_kv_heads = params.num_kv_heads,
           .k_dim = params.k_dim,
           .v_dim = params.v_dim,
           .causal = params.causal != 0,
           .tiles_only = tiles_only,
-          .split_sinks = split_sinks,
           .is_latent = kernels.reads_latents != nullptr && kernels.reads_latents(params),
           .concurrency = concurrency};
 }

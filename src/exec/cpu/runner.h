@@ -18,7 +18,7 @@ constexpr double kWorthThreads = 30e-6;
 
 // The shape of a call. `params` has its heads, dims, rows and options.
 WorkShape work_shape(const kernels::cpu::KernelTable& kernels, const kernels::AttnParams& params,
-                     bool tiles_only, bool split_sinks, int32_t concurrency);
+                     bool tiles_only, int32_t concurrency);
 
 // One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing.
 class ItemRunner {

@@ -103,9 +103,8 @@ class Planner {
     const AttnSequence& sequence = sequences_[index];
     for (int64_t row = 0, row_end; row < sequence.num_rows; row = row_end) {
       row_end = std::min(row + tile_tokens(), sequence.num_rows);
-      const VisibleKeys keys =
-          visible_keys(sequence, row, row_end, shape_.causal, shape_.split_sinks);
-      tile_chunks(keys, shape_.split_sinks, &chunks_);
+      const VisibleKeys keys = visible_keys(sequence, row, row_end, shape_.causal);
+      tile_chunks(keys, &chunks_);
       list_.max_tile_rows = std::max(list_.max_tile_rows, row_end - row);
       for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
         const auto splits = static_cast<int64_t>(chunks_.size());
@@ -193,9 +192,8 @@ class Planner {
   // Fills chunks_; returns the number of keys.
   int64_t cut_decode(int64_t index) {
     const AttnSequence& sequence = sequences_[index];
-    const VisibleKeys keys =
-        visible_keys(sequence, 0, sequence.num_rows, shape_.causal, shape_.split_sinks);
-    decode_chunks(keys, shape_.split_sinks, first_key(index), split_keys(shape_), &chunks_);
+    const VisibleKeys keys = visible_keys(sequence, 0, sequence.num_rows, shape_.causal);
+    decode_chunks(keys, first_key(index), split_keys(shape_), &chunks_);
     return std::max<int64_t>(0, keys.count() - first_key(index));
   }
 

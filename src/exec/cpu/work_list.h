@@ -19,9 +19,8 @@ struct WorkShape {
   int32_t k_dim;
   int32_t v_dim;
   bool causal;
-  bool tiles_only;   // Batch-invariant mode: one arithmetic for prefill and decode.
-  bool split_sinks;  // Q is rotated otherwise for sink tokens: they get items with sink_part = 1.
-  bool is_latent;    // The kernel for latents, best at 128 query rows and long splits.
+  bool tiles_only;  // Batch-invariant mode: one arithmetic for prefill and decode.
+  bool is_latent;   // The kernel for latents, best at 128 query rows and long splits.
   int32_t concurrency;
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }

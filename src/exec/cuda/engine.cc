@@ -29,6 +29,8 @@ struct DeviceTables {
 
   Rotation tokens(int32_t rope) { return open.cos_sin().tokens(forward, rope, open.stream()); }
   Rotation sinks(int32_t rope) { return open.cos_sin().sinks(forward, rope, open.stream()); }
+  // No sequence has a KeyLead here.
+  Rotation heads(int32_t rope) { return tokens(rope); }
   void keys(int32_t rope, Rotation out[2]) {
     open.cos_sin().keys(forward, rope, open.stream(), out);
   }

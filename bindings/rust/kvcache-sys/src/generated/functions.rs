@@ -519,9 +519,16 @@ extern "C" {
     ///
     /// ```text
     /// delta = begin - end closes the gap (context shift). With begin = end the positions of the tokens
-    /// from begin on move, and nothing is dropped. K that is stored rotated is re-rotated; shared pages
-    /// are made private first. Tokens appended later continue after the last position. What a window has
-    /// dropped stays dropped; the rest moves.
+    /// from begin on move, and nothing is dropped. Shared pages are made private first. Tokens appended
+    /// later continue after the last position. What a window has dropped stays dropped; the rest moves.
+    ///
+    /// K that is stored rotated: on the CPU, in owned storage that was not handed out, rows stay as they
+    /// are and queries are rotated to meet them, so that the error does not grow with the number of
+    /// shifts. Only a shift at another `begin` than the one before rotates the rows between the two.
+    /// What leaves the cache is rotated for the position it has, and rows are before the host program
+    /// gets or writes pages itself. Elsewhere (CUDA, BORROWED, after kvc_export_pool or
+    /// kvc_pages_import, with K = V layers) every shift rotates the rows and rounds them: in 16 bit,
+    /// thousands of shifts by one token lose the small angles.
     ///
     /// Expected:  KVC_E_NO_PAGES       For private copies of shared pages, and for one page per layer
     ///                                 group where a window has dropped tokens (detail = missing).
@@ -1111,6 +1118,8 @@ extern "C" {
     ///            KVC_E_INVALID_ARGUMENT  A destination twice (detail = row).
     ///            KVC_E_UNSUPPORTED       No storage, no host budget, unknown direction.
     ///            KVC_E_INVALID_STATE     The host pool is used by sequences and the prefix index.
+    ///            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
+    ///                                    (kvc_seq_shift).
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_pages_swap(
@@ -1130,6 +1139,9 @@ extern "C" {
     ///                                    of one pair and destination of another, whose result would
     ///                                    depend on the order.
     ///            KVC_E_UNSUPPORTED       No storage.
+    ///            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
+    ///                                    (kvc_seq_shift).
+    ///            KVC_E_INVALID_STATE     Such a sequence is swapped out.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_pages_copy(
@@ -1175,6 +1187,9 @@ extern "C" {
     ///            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
     ///            KVC_E_INVALID_ARGUMENT  A page twice (detail = row).
     ///            KVC_E_UNSUPPORTED       No storage; a layer without pages.
+    ///            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
+    ///                                    (kvc_seq_shift).
+    ///            KVC_E_INVALID_STATE     Such a sequence is swapped out.
     /// Threading: exclusive. Device: blocks until done.
     /// ```
     pub fn kvc_pages_import(
@@ -2042,6 +2057,9 @@ extern "C" {
     ///            KVC_E_UNSUPPORTED       No storage; a layer without pages; V of MLA and K = V layers;
     ///                                    KV of unequal K and V.
     ///            KVC_E_INVALID_ARGUMENT  kind.
+    ///            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
+    ///                                    (kvc_seq_shift).
+    ///            KVC_E_INVALID_STATE     Such a sequence is swapped out.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_export_pool(
