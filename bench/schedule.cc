@@ -19,7 +19,6 @@ constexpr kvc::WorkShape kShape{.num_q_heads = 32,
                                 .v_dim = 128,
                                 .causal = true,
                                 .tiles_only = false,
-                                .split_sinks = false,
                                 .is_latent = false,
                                 .concurrency = 16};
 
