@@ -25,24 +25,19 @@ inline int64_t position_of_key(const AttnSequence& sequence, int64_t key) {
 
 // What turns the keys of an item while they are read.
 struct KeyRotation {
-  const Rotation& rotation;
   const AttnSequence& sequence;
-  bool by_key;
+  const bool by_key;
+  const Rotation& rotation;
 
   KeyRotation(const AttnParams& params, const AttnItem& item)
-      : KeyRotation(params, params.sequences[item.sequence], item.sink_part != 0) {}
+      : sequence(params.sequences[item.sequence]),
+        by_key(sequence.own_k_rotation != nullptr && item.sink_part == 0),
+        rotation(by_key ? *sequence.own_k_rotation
+                        : params.k_rotations[sequence.k_rotation_index]) {}
   bool rotates() const { return rotation.rotary_dim > 0; }
   int64_t row_of(int64_t key) const {
     return by_key ? key - sequence.own_rotation_begin : position_of_key(sequence, key);
   }
-
- private:
-  KeyRotation(const AttnParams& params, const AttnSequence& of, bool sink_part)
-      : rotation(of.own_k_rotation != nullptr && !sink_part
-                     ? *of.own_k_rotation
-                     : params.k_rotations[of.k_rotation_index]),
-        sequence(of),
-        by_key(of.own_k_rotation != nullptr && !sink_part) {}
 };
 
 // A score with its bias, see kMaxBias. -inf hides the key, whatever the score; its K may be NaN.

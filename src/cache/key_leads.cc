@@ -21,7 +21,9 @@ bool keeps_key_leads(const CacheCore& core) {
 }
 
 LeadSettler::LeadSettler(CacheCore& core, int64_t num_tokens) : core_(core) {
-  slots_.reserve(static_cast<size_t>(num_tokens));
+  int32_t largest = 0;
+  for (const GroupSpec& group : core.spec().groups) largest = std::max(largest, group.page_size);
+  slots_.reserve(static_cast<size_t>(num_tokens + largest));
   is_settled_.assign(static_cast<size_t>(core.allocator.num_pages()), 0);
 }
 
@@ -35,12 +37,11 @@ void LeadSettler::settle(Sequence& sequence) noexcept {
     for (size_t entry = 0; entry < table.pages.size(); ++entry) {
       const PageId page = table.pages[entry];
       const int64_t first = static_cast<int64_t>(entry) * spec.page_size;
-      // Sequences that share a page agree about its rows.
       if (page == kNoPage || first + spec.page_size <= lead.begin || is_settled_[page] != 0)
         continue;
       is_settled_[page] = 1;
-      for (int64_t token = std::max(first, lead.begin);
-           token < std::min(first + spec.page_size, sequence.length); ++token)
+      // To the end of the page: a longer sequence may share it.
+      for (int64_t token = std::max(first, lead.begin); token < first + spec.page_size; ++token)
         slots_.push_back(slot_of(table, token, spec.page_size));
     }
     for (const int32_t layer : spec.layers) {
@@ -93,16 +94,17 @@ TokenLeads::TokenLeads(const Spec& spec, int32_t local_layer, const KeyLead& lea
 }
 
 void rotate_copied_page(const CacheCore& core, int32_t local_layer, const KeyLead& lead,
-                        int64_t first, int64_t num_tokens, std::byte* rows) {
+                        int64_t first, std::byte* rows) {
   const LeadRotation rotation(core.spec(), local_layer, lead);
   if (rotation.get().rotary_dim == 0) return;
   kernels::PagedRows keys = core.pool.k_rows(local_layer);
   keys.base = rows;
   std::vector<int64_t> slots;
-  for (int64_t slot = std::max<int64_t>(0, lead.begin - first); slot < num_tokens; ++slot)
+  const int64_t page_size = core.spec().layer_page_size(local_layer);
+  for (int64_t slot = std::max<int64_t>(0, lead.begin - first); slot < page_size; ++slot)
     slots.push_back(slot);
-  rotate_key_rows(*choose_kernels(KVC_CPU_ISA_AUTO, ""), core.layer(local_layer), keys,
-                  core.spec().layer_page_size(local_layer), rotation.get(), slots);
+  rotate_key_rows(*choose_kernels(KVC_CPU_ISA_AUTO, ""), core.layer(local_layer), keys, page_size,
+                  rotation.get(), slots);
 }
 
 }  // namespace kvc

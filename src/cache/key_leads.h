@@ -67,8 +67,8 @@ class TokenLeads {
   kernels::Rotation rotation_{};
 };
 
-// Rotates a copy of what one layer keeps in a page, whose first token is `first`.
+// Rotates a copy of what one layer keeps in a page whose first token is `first`.
 void rotate_copied_page(const CacheCore& core, int32_t local_layer, const KeyLead& lead,
-                        int64_t first, int64_t num_tokens, std::byte* rows);
+                        int64_t first, std::byte* rows);
 
 }  // namespace kvc

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 #include <vector>
 
 #include "src/base/error.h"
@@ -22,7 +23,6 @@ struct PageBytes::Rows {
   int64_t host_stride;
   LayerPages pages;
   int64_t bytes;
-  mutable std::vector<uint8_t> is_rotated{};  // [count] See rotate_copies.
 
   int64_t id(int64_t row) const { return ids[row * id_stride]; }
   std::byte* host_at(int64_t row) const { return host + row * host_stride; }
@@ -73,23 +73,26 @@ void PageBytes::read(int32_t layer, const DLTensor* ids, const DLTensor* out,
 // Where kvc_seq_shift has left rows as they were.
 void PageBytes::rotate_copies(int32_t layer, const Rows& rows) const {
   const int32_t source = core_.require_paged_layer(layer);
-  const LayerSpec& spec = core_.layer(source);
-  if (core_.group_of(spec).is_cross) return;
-  rows.is_rotated.assign(static_cast<size_t>(rows.count), 0);
+  const int32_t group = core_.layer(source).group;
+  const GroupSpec& spec = core_.group(static_cast<size_t>(group));
+  if (spec.is_cross) return;
+  struct Page {
+    KeyLead lead;
+    int64_t first;  // Its first token.
+  };
+  std::unordered_map<PageId, Page> pages;  // Sequences that share a page agree about its rows.
   core_.sequences.for_each([&](const Sequence& sequence) {
     if (sequence.lead.ahead == 0 || sequence.is_swapped) return;
-    const std::vector<PageId>& pages = sequence.tables[spec.group].pages;
-    const int64_t page_size = core_.group_of(spec).page_size;
-    for (size_t entry = 0; entry < pages.size(); ++entry) {
-      const int64_t first = static_cast<int64_t>(entry) * page_size;
-      for (int64_t row = 0; row < rows.count; ++row) {
-        if (rows.id(row) != pages[entry] || rows.is_rotated[row] != 0) continue;
-        rows.is_rotated[row] = 1;  // Sequences that share a page agree about its rows.
-        rotate_copied_page(core_, source, sequence.lead, first,
-                           std::min(page_size, sequence.length - first), rows.host_at(row));
-      }
-    }
+    const PageTable& table = sequence.tables[static_cast<size_t>(group)];
+    for (auto entry = static_cast<size_t>(sequence.lead.begin / spec.page_size);
+         entry < table.pages.size(); ++entry)
+      pages[table.pages[entry]] = {sequence.lead, static_cast<int64_t>(entry) * spec.page_size};
   });
+  for (int64_t row = 0; row < rows.count && !pages.empty(); ++row) {
+    const auto found = pages.find(static_cast<PageId>(rows.id(row)));
+    if (found == pages.end()) continue;
+    rotate_copied_page(core_, source, found->second.lead, found->second.first, rows.host_at(row));
+  }
 }
 
 void PageBytes::write(int32_t layer, const DLTensor* ids, const DLTensor* in, CallStream stream) {

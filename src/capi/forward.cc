@@ -28,8 +28,7 @@ kvc::GivenPositions read_positions(const kvc::Spec& spec, const kvc_forward_desc
   if (spec.has_rope_mode(KVC_ROPE_ON_READ)) {
     fail(KVC_E_UNSUPPORTED,
          "desc->positions is set: a layer that rotates on read (mode ON_READ (%d), or LONGROPE "
-         "(%d)) "
-         "knows the positions of tokens only",
+         "(%d)) knows the positions of tokens only",
          KVC_ROPE_ON_READ, KVC_ROPE_SCALING_LONGROPE);
   }
   // The batch is checked in full later: here the sum must not wrap, and arrays may be NULL.

@@ -11,7 +11,7 @@
 
 namespace kvc {
 
-// Grows with the longest sequence that it is used for, see Forward::keys_lie_far, and never
+// Grows with the longest sequence that it is used for, see HostCosSin::own_keys, and never
 // shrinks: 8 bytes per position and pair. One object per RoPE spec.
 class PositionCosSin {
  public:

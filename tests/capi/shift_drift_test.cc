@@ -239,6 +239,31 @@ TEST(ShiftDrift, IsInTheWayOfAnExportWhileItsRowsCannotBeRotated) {
   chat.expect_stored(cache, 1);
 }
 
+// Whichever sequence is met first.
+TEST(ShiftDrift, SequencesOfOtherLengthsThatShareAPageAreAllRotated) {
+  const kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
+  for (const bool is_export : {false, true}) {
+    Chat chat(rotated_layer(&rope));
+    chat.shift(2);  // 38 tokens: the last page has two.
+    Cache& cache = *chat.cache;
+    for (const kvc_seq shorter : {0, 2})
+      ASSERT_EQ(kvc_seq_fork(cache.get(), 1, shorter, 37, nullptr), KVC_OK);
+    if (is_export) {
+      DLManagedTensorVersioned* pool = nullptr;
+      ASSERT_EQ(kvc_export_pool(cache.get(), 0, KVC_POOL_K, &pool, nullptr), KVC_OK);
+      pool->deleter(pool);
+      chat.expect_stored(cache, 1);
+      continue;
+    }
+    Cache open(chat.config());
+    DLManagedTensorVersioned* pool = nullptr;
+    ASSERT_EQ(kvc_export_pool(open.get(), 0, KVC_POOL_K, &pool, nullptr), KVC_OK);
+    pool->deleter(pool);
+    ASSERT_EQ(load(open, {5, 6, 7}, saved(cache, {0, 1, 2})), KVC_OK);
+    chat.expect_stored(open, 6);
+  }
+}
+
 TEST(ShiftDrift, WhatTheHostSetsIsRotatedAsItSays) {
   const kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
   Chat chat(rotated_layer(&rope));

@@ -25,16 +25,27 @@ int64_t num_positions(const BatchEntry& entry) {
 HostCosSin::HostCosSin(const Spec* spec, Executor* executor)
     : spec_(spec), executor_(executor), ropes_(spec->ropes.size()) {}
 
-HostCosSin::Rope& HostCosSin::sync(const Forward& forward, int32_t rope) {
-  if (step_ != forward.step()) {
-    for (Rope& made : ropes_) {
-      made.tokens.invalidate();
-      made.heads.invalidate();
-      made.sinks.invalidate();
-    }
-    step_ = forward.step();
+void HostCosSin::sync(const Forward& forward) {
+  if (step_ == forward.step()) return;
+  for (Rope& made : ropes_) {
+    made.tokens.invalidate();
+    made.heads.invalidate();
+    made.sinks.invalidate();
   }
+  const std::vector<BatchEntry>& entries = forward.batch().entries();
+  has_leads_ = std::any_of(entries.begin(), entries.end(),
+                           [](const BatchEntry& entry) { return entry.sequence->lead.ahead != 0; });
+  step_ = forward.step();
+}
+
+HostCosSin::Rope& HostCosSin::sync(const Forward& forward, int32_t rope) {
+  sync(forward);
   return ropes_[static_cast<size_t>(rope)];
+}
+
+bool HostCosSin::has_leads(const Forward& forward) {
+  sync(forward);
+  return has_leads_;
 }
 
 // The positions of the tokens, and which tokens use the long frequencies.
@@ -57,12 +68,21 @@ TokenPositions HostCosSin::with_variant(const Forward& forward, int32_t rope,
 
 kernels::Rotation HostCosSin::tokens(Forward& forward, int32_t rope) {
   if (rope < 0) return {};
-  TokenCosSin& table = sync(forward, rope).tokens;
+  const bool leads = has_leads(forward) && !spec_->rotates_on_read(rope);
+  return by_token(forward, rope, ropes_[static_cast<size_t>(rope)].tokens, leads);
+}
+
+kernels::Rotation HostCosSin::heads(Forward& forward, int32_t rope) {
+  return rope < 0 ? kernels::Rotation{} : by_token(forward, rope, sync(forward, rope).heads, false);
+}
+
+kernels::Rotation HostCosSin::by_token(Forward& forward, int32_t rope, TokenCosSin& table,
+                                       bool leads) {
   if (table.is_valid()) return table.get(spec_->ropes[rope], {}, *executor_);
   const Batch& batch = forward.batch();
   const int64_t stride = forward.position_rows() > 1 ? batch.num_rows() : 0;
   TokenPositions tokens = with_variant(forward, rope, forward.rotary_positions(), stride);
-  if (!spec_->rotates_on_read(rope) && has_leads(forward)) {
+  if (leads) {
     leads_.resize(static_cast<size_t>(batch.num_rows()));
     for (const BatchEntry& entry : batch.entries())
       std::fill_n(leads_.begin() + entry.row_begin, entry.append_length,
@@ -70,21 +90,6 @@ kernels::Rotation HostCosSin::tokens(Forward& forward, int32_t rope) {
     tokens.added = leads_.data();
   }
   return table.get(spec_->ropes[rope], tokens, *executor_);
-}
-
-kernels::Rotation HostCosSin::heads(Forward& forward, int32_t rope) {
-  if (rope < 0) return {};
-  TokenCosSin& table = sync(forward, rope).heads;
-  if (table.is_valid()) return table.get(spec_->ropes[rope], {}, *executor_);
-  const int64_t stride = forward.position_rows() > 1 ? forward.batch().num_rows() : 0;
-  return table.get(spec_->ropes[rope],
-                   with_variant(forward, rope, forward.rotary_positions(), stride), *executor_);
-}
-
-bool HostCosSin::has_leads(const Forward& forward) {
-  const std::vector<BatchEntry>& entries = forward.batch().entries();
-  return std::any_of(entries.begin(), entries.end(),
-                     [](const BatchEntry& entry) { return entry.sequence->lead.ahead != 0; });
 }
 
 kernels::Rotation HostCosSin::sinks(Forward& forward, int32_t rope) {

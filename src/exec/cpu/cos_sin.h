@@ -25,7 +25,8 @@ class HostCosSin {
   kernels::Rotation tokens(Forward& forward, int32_t rope);
   // The same for attention to the keys before a KeyLead.
   kernels::Rotation heads(Forward& forward, int32_t rope);
-  static bool has_leads(const Forward& forward);
+  // Some sequence of the forward has a KeyLead.
+  bool has_leads(const Forward& forward);
   // The same for attention to sink tokens: positions are clipped to the window of the sequence
   // (kvc_seq_set_window).
   kernels::Rotation sinks(Forward& forward, int32_t rope);
@@ -50,7 +51,9 @@ class HostCosSin {
     std::unordered_map<kvc_seq, KeyCosSin> own_keys;  // Sequences used lately.
   };
 
+  void sync(const Forward& forward);
   Rope& sync(const Forward& forward, int32_t rope);
+  kernels::Rotation by_token(Forward& forward, int32_t rope, TokenCosSin& table, bool leads);
   bool lies_far(const BatchEntry& entry) const;
   TokenPositions with_variant(const Forward& forward, int32_t rope, const int32_t* positions,
                               int64_t row_stride);
@@ -58,6 +61,7 @@ class HostCosSin {
   const Spec* spec_;
   Executor* executor_;
   uint64_t step_ = 0;                    // The forward that token tables are of.
+  bool has_leads_ = false;               // In that forward.
   std::vector<Rope> ropes_;              // As Spec::ropes.
   std::vector<int64_t> leads_;           // Scratch, [num_rows].
   std::vector<uint8_t> uses_long_;       // Scratch, [num_rows].

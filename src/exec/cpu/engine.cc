@@ -186,7 +186,7 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[layer.source];
   KeyView wanted = key_view(*spec_, call, options);
-  wanted.has_leads = layer.rope >= 0 && wanted.rope < 0 && HostCosSin::has_leads(forward);
+  wanted.has_leads = layer.rope >= 0 && wanted.rope < 0 && cos_sin_.has_leads(forward);
   CachedView& view = view_of(forward, wanted, options.spans.empty() ? nullptr : &options.spans);
   const bool may_cascade =
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;

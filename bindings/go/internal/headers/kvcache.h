@@ -2105,7 +2105,9 @@ KVC_API kvc_status kvc_seq_load(kvc_cache *cache, const kvc_load_desc *desc, siz
  *   "model_id"
  *   "num_pages", "num_states", "page_bytes", "state_bytes"
  *   "sequences"    each with "id" (at its saving), "length", "cross_length", "num_known_tokens",
- *                  "num_checkpoints", "window", "sink", "namespace" (root of its keys)
+ *                  "num_checkpoints", "window", "sink", "namespace" (root of its keys);
+ *                  "k_ahead", "k_ahead_begin": rotated K of tokens from there on stands so many
+ *                  positions ahead (kvc_seq_shift)
  *
  * Expected:  state file; KVC_E_CORRUPT and KVC_E_VERSION as kvc_seq_load.
  * Misuse:    state file; KVC_E_INVALID_ARGUMENT as kvc_seq_load.
