@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/base/error.h"
+#include "src/base/math.h"
 #include "src/cache/key_leads.h"
 #include "src/cache/private_pages.h"
 #include "src/sequences/visibility.h"
@@ -91,7 +92,8 @@ class ContextShift {
   // Where the rows of a layer group go when only some pages move as a whole.
   struct Moves {
     int64_t first_token;  // The first token that is kept behind the range; `length` where none is.
-    // Dropped entries of the table, [entries_end - num_entries, entries_end), that go as a whole.
+    // Entries of the table, [entries_end - num_entries, entries_end), that no query sees: they go
+    // as a whole.
     int64_t entries_end, num_entries;
   };
   Moves moves_of(size_t group) const;
@@ -213,12 +215,12 @@ ContextShift::Moves ContextShift::moves_of(size_t group) const {
   const int32_t page_size = core_.group(group).page_size;
   Moves moves{std::min(std::max(end_, table.kept_begin), sequence_.length), 0, 0};
   if (table.kept_begin <= begin_) return moves;
-  // What a window has dropped behind `begin` makes room without a row being moved.
+  // What a window hides makes room without a row being moved. A page may still be there that
+  // nobody needs; it goes with the others, so that at most one entry in front has to be filled.
   moves.entries_end = table.kept_begin / page_size;
-  const int64_t most = (end_ - begin_) / page_size;
-  while (moves.num_entries < std::min(most, moves.entries_end) &&
-         table.pages[moves.entries_end - moves.num_entries - 1] == kNoPage)
-    ++moves.num_entries;
+  const int64_t sink_pages = ceil_div(table.sink_kept, page_size);
+  moves.num_entries =
+      std::clamp<int64_t>(moves.entries_end - sink_pages, 0, (end_ - begin_) / page_size);
   return moves;
 }
 
