@@ -92,8 +92,7 @@ class ContextShift {
   // Where the rows of a layer group go when only some pages move as a whole.
   struct Moves {
     int64_t first_token;  // The first token that is kept behind the range; `length` where none is.
-    // Entries of the table, [entries_end - num_entries, entries_end), that no query sees: they go
-    // as a whole.
+    // Dropped entries of the table, [entries_end - num_entries, entries_end), that go as a whole.
     int64_t entries_end, num_entries;
   };
   Moves moves_of(size_t group) const;
@@ -215,8 +214,8 @@ ContextShift::Moves ContextShift::moves_of(size_t group) const {
   const int32_t page_size = core_.group(group).page_size;
   Moves moves{std::min(std::max(end_, table.kept_begin), sequence_.length), 0, 0};
   if (table.kept_begin <= begin_) return moves;
-  // What a window hides makes room without a row being moved. A page may still be there that
-  // nobody needs; it goes with the others, so that at most one entry in front has to be filled.
+  // What a window has dropped makes room without a row being moved, so that at most one entry in
+  // front has to be filled.
   moves.entries_end = table.kept_begin / page_size;
   const int64_t sink_pages = ceil_div(table.sink_kept, page_size);
   moves.num_entries =
@@ -332,6 +331,10 @@ void ContextShift::close_gap() noexcept {
     const KeptTokens kept = kept_without(table, begin_, end_);
     table.sink_kept = kept.sink_end;
     table.kept_begin = kept.begin;
+    // Pages of the range may stand in front of what is kept now.
+    const int32_t page_size = core_.group(group).page_size;
+    core_.sequences.trimmer().drop_pages(table, ceil_div(kept.sink_end, page_size),
+                                         kept.begin / page_size);
   }
   sequence_.length -= end_ - begin_;
   // Which tokens behind `begin` were written is not known one by one.

@@ -23,6 +23,8 @@ class TableTrimmer {
   static void cut(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept;
   // Cuts the tables of every layer group, CROSS layers aside, to `tokens`.
   void truncate(Sequence& sequence, int64_t tokens) noexcept;
+  // Drops entries [begin, end) of a table.
+  void drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept;
   // Drops the pages that no later query sees. Call it after every change of the committed length
   // or of the windows.
   void drop_hidden(Sequence& sequence) noexcept {
@@ -40,7 +42,6 @@ class TableTrimmer {
 
  private:
   void check_window(const Sequence& sequence, int64_t window, int64_t sink) const;
-  void drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept;
   void drop_table(Sequence& sequence, size_t group) noexcept;
   void drop_range(PageTable& table, PageRange range, int64_t sink_end, int32_t page_size) noexcept;
   void drop_behind_windows(Sequence& sequence) noexcept;
