@@ -96,7 +96,8 @@ void Audit::check_checkpoints(const Sequence& sequence) {
   }
 }
 
-// Every token that later queries can see has its page; every page is counted.
+// Every token that later queries can see has its page, and no page stays for tokens that nobody
+// sees again; every page is counted.
 void Audit::check_table(const Sequence& sequence, size_t group, int64_t stored) {
   const PageTable& table = sequence.tables[group];
   const int32_t page_size = core_.group(group).page_size;
@@ -109,17 +110,19 @@ void Audit::check_table(const Sequence& sequence, size_t group, int64_t stored) 
   int64_t dropped = 0;
   for (int64_t i = 0; i < size; ++i) {
     const PageId page = table.pages[i];
+    const int64_t first = i * page_size, end = first + page_size;
+    const bool is_kept = first < table.sink_kept || end > table.kept_begin;
     if (page != kNoPage) {
       count_page(sequence, page);
-      continue;
+    } else {
+      ++dropped;
     }
-    ++dropped;
-    const int64_t first = i * page_size, end = first + page_size;
-    if (first < table.sink_kept || end > table.kept_begin) {
+    if (is_kept != (page != kNoPage)) {
       fail_with(KVC_E_CORRUPT, sequence.id,
-                "sequence %lld has dropped the page of its tokens %lld to %lld: it keeps the first "
-                "%lld and those from %lld on",
-                ll(sequence.id), ll(first), ll(end - 1), ll(table.sink_kept), ll(table.kept_begin));
+                "sequence %lld has %s the page of its tokens %lld to %lld in layer group %zu: it "
+                "keeps the first %lld and those from %lld on",
+                ll(sequence.id), is_kept ? "dropped" : "held on to", ll(first), ll(end - 1), group,
+                ll(table.sink_kept), ll(table.kept_begin));
     }
   }
   if (dropped != table.num_dropped) {

@@ -202,11 +202,12 @@ void check_tables(const SequenceImage& sequence, int32_t number, const StateFile
       fail_sequence(sequence, "has a page table of another length");
     for (size_t entry = 0; entry < table.pages.size(); ++entry) {
       const int64_t page = table.pages[entry], first = static_cast<int64_t>(entry) * page_size;
-      if (page == -1) {
-        if (first < table.sink_kept || first + page_size > table.kept_begin)
-          fail_sequence(sequence, "lacks a page that it keeps");
-        continue;
+      const bool is_kept = first < table.sink_kept || first + page_size > table.kept_begin;
+      if (is_kept != (page != -1)) {
+        fail_sequence(sequence,
+                      is_kept ? "lacks a page that it keeps" : "has a page that it does not keep");
       }
+      if (page == -1) continue;
       if (page < group_begin || page >= group_end)
         fail_sequence(sequence, "names a page of another layer group");
       // Sequences may share a page at different positions: one that was shifted moves pages of rows

@@ -93,15 +93,15 @@ struct alignas(64) Sequence {
   int64_t cross_length = 0;               // Encoder tokens.
   int64_t next_drop = 0;                  // Below this length no layer's window hides a whole page.
   std::vector<PositionSegment> segments;  // Ascending; empty: position = index.
-  KeyLead lead;
-  bool is_swapped = false;              // Tables name host pages, states name host slots.
-  TokenTree tree;                       // Uncommitted nodes.
-  StateSlot state = kInitialState;      // State at `length`.
-  std::vector<Checkpoint> checkpoints;  // Ascending positions.
+  bool is_swapped = false;                // Tables name host pages, states name host slots.
+  TokenTree tree;                         // Uncommitted nodes.
+  StateSlot state = kInitialState;        // State at `length`.
+  std::vector<Checkpoint> checkpoints;    // Ascending positions.
   TokenHistory history;
   // First token whose rows a partial forward left unwritten in some layer; kAllWritten, or below
   // length.
   int64_t first_unwritten = kAllWritten;
+  KeyLead lead;
 
   // Makes the sequence like new but keeps the memory of its vectors, the history aside.
   void recycle() noexcept {

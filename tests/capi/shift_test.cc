@@ -254,6 +254,25 @@ TEST(Shift, BehindAWindowMayNeedOnePage) {
   EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
 }
 
+// The rest of the range that an earlier chunk has hidden goes with it.
+TEST(Shift, AcrossTheEdgeOfAChunkKeepsNoHiddenPage) {
+  Net net({attention_layer(0, 13)});
+  net.config.page_size = 3;
+  Cache cache(net.config);
+  add_tokens(cache, 1, 38);
+  EXPECT_EQ(info_of(cache, 1).num_pages, 5) << "tokens from 26 on, and two of their page";
+  expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 13, 34, -21, err); });
+  EXPECT_EQ(length_of(cache, 1), 17);
+  EXPECT_EQ(info_of(cache, 1).num_pages, 2) << "tokens 13 to 16, and one of their page";
+  expect_ok([&](kvc_error* err) { return kvc_cache_check(cache.get(), err); });
+  add_tokens(cache, 1, 26);
+  EXPECT_EQ(length_of(cache, 1), 43);
+  expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 11, 37, -26, err); });
+  EXPECT_EQ(length_of(cache, 1), 17);
+  EXPECT_EQ(info_of(cache, 1).num_pages, 2);
+  expect_ok([&](kvc_error* err) { return kvc_cache_check(cache.get(), err); });
+}
+
 TEST(Shift, RefusesBadArguments) {
   Net net({attention_layer()});
   Cache cache(net.config);
