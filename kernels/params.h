@@ -77,6 +77,19 @@ struct Rotation {
 //   k < tree_begin or bit (k - tree_begin) of row i  of tree_mask; without tree_mask: always
 // Keys that no row of an item sees may lie on dropped pages: a page table entry < 0, which is never
 // read.
+
+// Places [begin, end) of a page table are dropped pages without an entry; those from `end` on
+// follow at once. CPU only: tables on a device have all entries.
+struct TableGap {
+  int64_t begin, end;
+};
+
+// The page at a place; -1: dropped.
+inline int64_t page_at(const int32_t* pages, const TableGap& gap, int64_t place) {
+  if (place < gap.end) return place < gap.begin ? pages[place] : -1;
+  return pages[place - (gap.end - gap.begin)];
+}
+
 struct AttnSequence {
   const int32_t* pages;   // page table; key k is at pages[k / page_size], slot k % page_size
   int64_t row_begin;      // first packed row in q, out, lse
@@ -102,6 +115,9 @@ struct AttnSequence {
   int64_t own_rotation_begin;
   // Keys before it meet q that is rotated by sink_q_rotation: work lists cut there. CPU only.
   int64_t turn_end;
+  TableGap gap;  // Places of `pages` without an entry.
+
+  int64_t page(int64_t place) const { return page_at(pages, gap, place); }
 };
 
 // What one attention call computes for every item. Scores are in log2 units:
@@ -206,6 +222,7 @@ struct GatherParams {
   // Keys from rotate_from on are rotated by its only row; rotary_dim 0: none. CPU only.
   Rotation rotation{};
   int64_t rotate_from = 0;
+  TableGap gap{};  // Places of `pages` without an entry. CPU only.
 };
 
 // out, lse <- merge(out, lse, other_out, other_lse): softmax-weighted by natural-log LSEs, in

@@ -117,7 +117,7 @@ class DecodeLoop {
       rows.k[slot] = rows.v[slot] = zeros_;
       if ((wanted >> slot & 1) != 0) {
         if (!located) {
-          const int64_t page = sequence_.pages[page_index];
+          const int64_t page = sequence_.page(page_index);
           kept = page >= 0;
           k = row_address(params_.k, page, 0, offset), v = row_address(params_.v, page, 0, offset);
           located = true;

@@ -172,8 +172,7 @@ class LatentLoop {
           params_.page_size - offset < block.end - i ? params_.page_size - offset : block.end - i;
       // A page without a visible key may be dropped.
       const bool any = (block.visible >> i & bits_below(left)) != 0;
-      const std::byte* row =
-          any ? row_address(params_.k, sequence_.pages[page], 0, offset) : zeros_;
+      const std::byte* row = any ? row_address(params_.k, sequence_.page(page), 0, offset) : zeros_;
       for (const int stop = i + static_cast<int>(left); i < stop;
            ++i, row += any ? params_.k.token_stride : 0)
         block.rows[i] = block.visible >> i & 1 ? row : zeros_;

@@ -203,7 +203,8 @@ inline void append(const AppendParams& params, int64_t row_begin, int64_t row_en
 template <DType kFrom, DType kTo>
 void gather_rows(const GatherParams& params, int64_t key_begin, int64_t key_end) {
   for (int64_t key = key_begin; key < key_end; ++key) {
-    const int64_t page = params.pages[key / params.page_size], offset = key % params.page_size;
+    const int64_t page = page_at(params.pages, params.gap, key / params.page_size);
+    const int64_t offset = key % params.page_size;
     for (int64_t head = 0; head < params.num_heads; ++head) {
       std::byte* target = params.out.base + (key - key_begin) * params.out.token_stride +
                           head * params.out.head_stride;

@@ -63,7 +63,7 @@ inline void block_row_addresses(const PagedRows& pool, const TileRows& rows, int
     const int64_t run = kBlockKeys - key < page_size - slot ? kBlockKeys - key : page_size - slot;
     const uint64_t wanted_run = wanted >> key & bits_below(run);
     // The table may end with the last key that a row sees.
-    const int64_t page = wanted_run != 0 ? rows.sequence->pages[page_index] : -1;
+    const int64_t page = wanted_run != 0 ? rows.sequence->page(page_index) : -1;
     const std::byte* address = page >= 0 ? row_address(pool, page, rows.kv_head, slot) : filler;
     if (page >= 0 && wanted_run == bits_below(run)) {
       for (int64_t i = 0; i < run; ++i, address += pool.token_stride) addresses[key + i] = address;

@@ -30,7 +30,7 @@ struct QueryRow {
   int64_t kv_head() const { return q_head / (params.num_q_heads / params.num_kv_heads); }
 
   const std::byte* row_of(const PagedRows& rows, int64_t key) const {
-    return row_address(rows, sequence.pages[key / params.page_size], kv_head(),
+    return row_address(rows, sequence.page(key / params.page_size), kv_head(),
                        key % params.page_size);
   }
 

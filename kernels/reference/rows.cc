@@ -57,8 +57,9 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
 void gather(const GatherParams& params, int64_t key_begin, int64_t key_end) {
   for (int64_t key = key_begin; key < key_end; ++key) {
     for (int64_t head = 0; head < params.num_heads; ++head) {
-      const std::byte* from = row_address(params.rows, params.pages[key / params.page_size], head,
-                                          key % params.page_size);
+      const std::byte* from =
+          row_address(params.rows, page_at(params.pages, params.gap, key / params.page_size), head,
+                      key % params.page_size);
       std::byte* to = params.out.base + (key - key_begin) * params.out.token_stride +
                       head * params.out.head_stride;
       if (params.rotation.rotary_dim != 0 && key >= params.rotate_from) {

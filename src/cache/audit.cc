@@ -101,7 +101,7 @@ void Audit::check_checkpoints(const Sequence& sequence) {
 void Audit::check_table(const Sequence& sequence, size_t group, int64_t stored) {
   const PageTable& table = sequence.tables[group];
   const int32_t page_size = core_.group(group).page_size;
-  const auto size = static_cast<int64_t>(table.pages.size());
+  const int64_t size = table.pages.size();
   if (stored < 0 || size != core_.group(group).pages_for(stored)) {
     fail_with(KVC_E_CORRUPT, sequence.id,
               "sequence %lld of %lld tokens has a table of %lld pages, expected %lld",
@@ -125,15 +125,15 @@ void Audit::check_table(const Sequence& sequence, size_t group, int64_t stored) 
                 ll(table.sink_kept), ll(table.kept_begin));
     }
   }
-  if (dropped != table.num_dropped) {
+  if (dropped != table.pages.num_dropped()) {
     fail_with(KVC_E_CORRUPT, sequence.id,
               "sequence %lld has dropped %lld pages of group %zu, recorded are %lld",
-              ll(sequence.id), ll(dropped), group, ll(table.num_dropped));
+              ll(sequence.id), ll(dropped), group, ll(table.pages.num_dropped()));
   }
   if (table.synced_pages < 0 || table.synced_pages > size) {
     fail_with(KVC_E_CORRUPT, sequence.id,
-              "sequence %lld says %lld of its %zu table entries were sent", ll(sequence.id),
-              ll(table.synced_pages), table.pages.size());
+              "sequence %lld says %d of its %lld table entries were sent", ll(sequence.id),
+              table.synced_pages, ll(size));
   }
 }
 

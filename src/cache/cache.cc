@@ -17,12 +17,11 @@ int64_t num_unused_slots(const CacheCore& core) {
   core.sequences.for_each([&](const Sequence& sequence) {
     if (sequence.is_swapped) return;
     for (size_t group = 0; group < sequence.tables.size(); ++group) {
-      const std::vector<PageId>& pages = sequence.tables[group].pages;
       const bool is_cross = core.group(group).is_cross;
       const BatchEntry* entry = core.entry_of(sequence);
       const int64_t stored =
           entry != nullptr ? entry->new_stored(is_cross) : sequence.stored(is_cross);
-      unused += static_cast<int64_t>(pages.size()) * core.group(group).page_size - stored;
+      unused += sequence.tables[group].pages.size() * core.group(group).page_size - stored;
     }
   });
   return unused;

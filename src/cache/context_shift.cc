@@ -10,6 +10,7 @@
 #include "src/cache/key_leads.h"
 #include "src/cache/private_pages.h"
 #include "src/sequences/visibility.h"
+#include "src/step/position_cos_sin.h"
 
 namespace kvc {
 namespace {
@@ -169,6 +170,7 @@ void ContextShift::run() {
   moves_.reserve(num_moved_, 1);
   rotated_slots_.reserve(sequence_.length);
   pages.prepare();
+  for (PageTable& table : sequence_.tables) table.pages.open_up();
   // Nothing throws from here on.
   pages.copy(kOwnStream);
   sequence_.history.diverge();
@@ -299,23 +301,20 @@ void ContextShift::close_gap() noexcept {
     if (core_.group(group).is_cross) continue;
     PageTable& table = sequence_.tables[group];
     const int32_t page_size = core_.group(group).page_size;
-    table.synced_pages = std::min(table.synced_pages, begin_ / page_size);
+    table.send_from(begin_ / page_size);
     table.owns_last = false;
     if (moves_whole_pages(group)) {
       // The dropped pages go behind the others, from where truncate releases them.
-      const auto first = table.pages.begin() + begin_ / page_size;
-      std::rotate(first, table.pages.begin() + end_ / page_size, table.pages.end());
+      table.pages.rotate(begin_ / page_size, end_ / page_size);
       continue;
     }
     const Moves moves = moves_of(group);
     const bool lacks_page = this->lacks_page(group, moves);
-    const auto entries_end = table.pages.begin() + moves.entries_end;
-    std::rotate(entries_end - moves.num_entries, entries_end, table.pages.end());
-    table.synced_pages = std::min(table.synced_pages, moves.entries_end - moves.num_entries);
+    table.pages.rotate(moves.entries_end - moves.num_entries, moves.entries_end);
+    table.send_from(moves.entries_end - moves.num_entries);
     const int64_t gap = end_ - begin_, gone = moves.num_entries * page_size;
     if (lacks_page) {
-      table.pages[(moves.first_token - gap) / page_size] = core_.allocator.take(kNoPage, 0);
-      --table.num_dropped;
+      table.pages.set((moves.first_token - gap) / page_size, core_.allocator.take(kNoPage, 0));
     }
     if (!core_.pool.has_storage() || gone == gap) continue;
     moves_.clear();
@@ -335,6 +334,7 @@ void ContextShift::close_gap() noexcept {
     const int32_t page_size = core_.group(group).page_size;
     core_.sequences.trimmer().drop_pages(table, ceil_div(kept.sink_end, page_size),
                                          kept.begin / page_size);
+    table.close_up(page_size);
   }
   sequence_.length -= end_ - begin_;
   // Which tokens behind `begin` were written is not known one by one.

@@ -75,7 +75,8 @@ void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
                                .num_heads = layer.num_kv_heads,
                                .dim = dim,
                                .rotation = is_v ? kernels::Rotation{} : back.get(),
-                               .rotate_from = lead.begin},
+                               .rotate_from = lead.begin,
+                               .gap = sequence.tables[layer.group].pages.gap()},
                               begin, end, stream);
     };
     if (rows.k.base != nullptr)

@@ -130,7 +130,7 @@ DLManagedTensorVersioned* CacheExports::sequence_pages(kvc_seq seq, int32_t grou
   // there before.
   const BatchEntry* entry = core_.entry_of(sequence);
   const int64_t stored = entry != nullptr ? entry->old_stored(is_cross) : sequence.stored(is_cross);
-  const std::vector<PageId>& pages = sequence.tables[group].pages;
+  const PageList& pages = sequence.tables[group].pages;
   TableData table;
   for (int64_t i = 0; i < group_spec.pages_for(stored); ++i) {
     if (pages[i] != kNoPage) table.i32.push_back(pages[i]);

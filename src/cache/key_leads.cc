@@ -34,16 +34,14 @@ void LeadSettler::settle(Sequence& sequence) noexcept {
     if (spec.is_cross) continue;
     const PageTable& table = sequence.tables[group];
     slots_.clear();
-    for (size_t entry = 0; entry < table.pages.size(); ++entry) {
-      const PageId page = table.pages[entry];
-      const int64_t first = static_cast<int64_t>(entry) * spec.page_size;
-      if (page == kNoPage || first + spec.page_size <= lead.begin || is_settled_[page] != 0)
-        continue;
+    table.pages.for_each([&](int64_t place, PageId page) {
+      const int64_t first = place * spec.page_size;
+      if (first + spec.page_size <= lead.begin || is_settled_[page] != 0) return;
       is_settled_[page] = 1;
       // To the end of the page: a longer sequence may share it.
       for (int64_t token = std::max(first, lead.begin); token < first + spec.page_size; ++token)
         slots_.push_back(slot_of(table, token, spec.page_size));
-    }
+    });
     for (const int32_t layer : spec.layers) {
       const LeadRotation rotation(core_.spec(), layer, lead);
       if (rotation.get().rotary_dim != 0)

@@ -106,7 +106,8 @@ void LayerCall::gather(const StoredTokens& tokens, const kernels::TokenRows& k,
                           .num_heads = layer.num_kv_heads,
                           .dim = dim,
                           .rotation = is_v ? kernels::Rotation{} : back.get(),
-                          .rotate_from = tokens.lead.begin},
+                          .rotate_from = tokens.lead.begin,
+                          .gap = tokens.table->pages.gap()},
                          tokens.length);
   };
   if (k.base != nullptr) gather_rows(false, core_.pool.k_rows(layer.source), k, layer.k_dim);

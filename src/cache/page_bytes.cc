@@ -84,9 +84,10 @@ void PageBytes::rotate_copies(int32_t layer, const Rows& rows) const {
   core_.sequences.for_each([&](const Sequence& sequence) {
     if (sequence.lead.ahead == 0 || sequence.is_swapped) return;
     const PageTable& table = sequence.tables[static_cast<size_t>(group)];
-    for (auto entry = static_cast<size_t>(sequence.lead.begin / spec.page_size);
-         entry < table.pages.size(); ++entry)
-      pages[table.pages[entry]] = {sequence.lead, static_cast<int64_t>(entry) * spec.page_size};
+    table.pages.for_each([&](int64_t place, PageId page) {
+      if (place >= sequence.lead.begin / spec.page_size)
+        pages[page] = {sequence.lead, place * spec.page_size};
+    });
   });
   for (int64_t row = 0; row < rows.count && !pages.empty(); ++row) {
     const auto found = pages.find(static_cast<PageId>(rows.id(row)));

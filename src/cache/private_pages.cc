@@ -19,7 +19,7 @@ template <typename Visit>
 void PrivatePages::visit(const Range& range, Visit&& visit) const {
   for (size_t group = 0; group < range.groups.size(); ++group) {
     if (range.groups[group] == 0) continue;
-    const std::vector<PageId>& pages = sequence_.tables[group].pages;
+    const PageList& pages = sequence_.tables[group].pages;
     const int32_t page_size = core_.group(group).page_size;
     for (int64_t i = range.begin / page_size; i < ceil_div(range.end, page_size); ++i) {
       const PageId page = pages[i];
@@ -65,8 +65,8 @@ void PrivatePages::replace(const Range& range, CallStream stream) noexcept {
     const PageId previous = i == 0 ? kNoPage : table.pages[i - 1];
     const PageId copy = core_.allocator.take(previous, 0);
     copies_.push_back({page, copy, static_cast<int32_t>(group)});
-    table.pages[i] = copy;
-    table.synced_pages = std::min(table.synced_pages, i);
+    table.pages.set(i, copy);
+    table.send_from(i);
   });
 }
 

@@ -52,24 +52,18 @@ Contents::Contents(const CacheCore& core, const std::vector<const Sequence*>& se
       TableImage& out = image.sequences[i].tables.emplace_back();
       out.kept_begin = table.kept_begin;
       out.sink_kept = table.sink_kept;
-      out.pages.reserve(table.pages.size());
-      for (size_t entry = 0; entry < table.pages.size(); ++entry) {
-        const PageId page = table.pages[entry];
-        if (page == kNoPage) {
-          out.pages.push_back(-1);
-          continue;
-        }
+      out.pages.assign(static_cast<size_t>(table.pages.size()), -1);
+      table.pages.for_each([&](int64_t place, PageId page) {
         int32_t& number = number_of_page[page];
         if (number == -1) {
           number = static_cast<int32_t>(pages.size());
           pages.push_back(page);
           num_tokens.push_back(0);
         }
-        out.pages.push_back(number);
-        const int64_t tokens =
-            std::min(page_size, stored - static_cast<int64_t>(entry) * page_size);
+        out.pages[place] = number;
+        const int64_t tokens = std::min(page_size, stored - place * page_size);
         num_tokens[number] = std::max(num_tokens[number], tokens);
-      }
+      });
     }
     image.pages_per_group.push_back(static_cast<int64_t>(pages.size() - before));
   }
@@ -218,6 +212,7 @@ class Taken {
 
 std::unique_ptr<Sequence> make_sequence(CacheCore& core, kvc_seq id, size_t num_seqs,
                                         const SequenceImage& image) {
+  const Spec& spec = core.spec();
   std::unique_ptr<Sequence> sequence = core.sequences.make(id, num_seqs);
   sequence->length = image.length;
   sequence->cross_length = image.cross_length;
@@ -237,8 +232,10 @@ std::unique_ptr<Sequence> make_sequence(CacheCore& core, kvc_seq id, size_t num_
     PageTable& table = sequence->tables[group];
     table.kept_begin = image.tables[group].kept_begin;
     table.sink_kept = image.tables[group].sink_kept;
-    table.pages = image.tables[group].pages;
-    table.num_dropped = std::count(table.pages.begin(), table.pages.end(), kNoPage);
+    const std::vector<int32_t>& pages = image.tables[group].pages;
+    table.pages.assign_dropped(static_cast<int64_t>(pages.size()));
+    for (size_t place = 0; place < pages.size(); ++place) table.pages.set(place, pages[place]);
+    table.close_up(spec.groups[group].page_size);
   }
   return sequence;
 }
@@ -246,9 +243,7 @@ std::unique_ptr<Sequence> make_sequence(CacheCore& core, kvc_seq id, size_t num_
 // From numbers in the file to pages and slots of the cache.
 void renumber(Sequence& sequence, const Taken& taken) noexcept {
   for (PageTable& table : sequence.tables) {
-    for (PageId& page : table.pages) {
-      if (page != kNoPage) page = taken.pages[page];
-    }
+    table.pages.map_pages([&](PageId number) { return taken.pages[number]; });
   }
   if (sequence.state != kInitialState) sequence.state = taken.states[sequence.state];
   for (Checkpoint& checkpoint : sequence.checkpoints) {

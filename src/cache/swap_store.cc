@@ -38,7 +38,7 @@ struct Content {
   explicit Content(const std::vector<Sequence*>& sequences) {
     for (const Sequence* sequence : sequences) {
       for (const PageTable& table : sequence->tables) {
-        for (const PageId page : table.pages) pages.note(page);
+        table.pages.for_each([&](int64_t, PageId page) { pages.note(page); });
       }
       slots.note(sequence->state);
       for (const Checkpoint& checkpoint : sequence->checkpoints) slots.note(checkpoint.slot);
@@ -98,13 +98,12 @@ void move_sequences(Device& device, CallStream stream, const std::vector<Sequenc
   for (Sequence* sequence : sequences) {
     sequence->invalidate_tables();
     for (PageTable& table : sequence->tables) {
-      for (PageId& page : table.pages) {
-        if (page == kNoPage) continue;
+      table.pages.map_pages([&](PageId page) {
         const PageId target = pages.target(page);
         to.pages.add_ref(target);
         from.pages.drop_ref(page);
-        page = target;
-      }
+        return target;
+      });
       table.synced_pages = 0;
       table.owns_last = false;
     }

@@ -51,10 +51,7 @@ void TierFetch::append_to(Sequence& sequence) noexcept {
     const PageId* page = pages_.data() + block * blocks.pages_per_block;
     for (size_t g = 0; g < blocks.groups.size(); ++g) {
       PageTable& table = sequence.tables[g];
-      for (int32_t i = 0; i < blocks.groups[g].num_pages; ++i, ++page) {
-        table.pages.push_back(*page);
-        table.num_dropped += *page == kNoPage ? 1 : 0;
-      }
+      for (int32_t i = 0; i < blocks.groups[g].num_pages; ++i, ++page) table.pages.push_back(*page);
       table.owns_last = false;
     }
   }

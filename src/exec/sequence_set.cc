@@ -71,7 +71,9 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
                             const BatchEntry& entry, HostCosSin& cos_sin) {
   const bool is_cross = view.scope == KeyScope::kCross;
   AttnSequence sequence{};
-  sequence.pages = entry.sequence->tables[view.group].pages.data();
+  const PageList& pages = entry.sequence->tables[view.group].pages;
+  sequence.pages = pages.data();
+  sequence.gap = pages.gap();
   sequence.row_begin = entry.row_begin;
   sequence.num_rows = entry.append_length;
   sequence.position = entry.old_stored(false);
@@ -82,6 +84,7 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
     case KeyScope::kNew:
       first_rows_.push_back(static_cast<int32_t>(entry.row_begin));
       sequence.pages = &first_rows_.back();
+      sequence.gap = {};
       sequence.first_key_end = 1;
       first_key = sequence.key_position = entry.old_stored(false);
       break;

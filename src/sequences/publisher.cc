@@ -18,7 +18,7 @@ void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
     const int32_t first = blocks().shape.groups[group].first_page;
     const int32_t count = blocks().shape.groups[group].num_pages;
-    const std::vector<PageId>& table = sequence.tables[group].pages;
+    const PageList& table = sequence.tables[group].pages;
     for (int32_t i = 0; i < count; ++i) {
       pages_[first + i] = table[block * count + i];
     }
@@ -50,14 +50,16 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node,
     PageTable& table = sequence.tables[group];
     for (int32_t i = 0; i < count; ++i) {
       if (!is_shared(first + i)) continue;
-      PageId& page = table.pages[block * count + i];
+      const int64_t place = block * count + i;
+      const PageId page = table.pages[place];
       const PageId copy = allocator_->take(kNoPage, 0);
       device_->copy_pages(CopyDirection::kInsideDevice, &page, &copy, 1, stream);
       ++num_copies_;
       sequence.invalidate_tables();
       allocator_->drop_ref(page);
-      page = pages_[first + i] = copy;
-      table.synced_pages = std::min(table.synced_pages, block * count + i);
+      pages_[first + i] = copy;
+      table.pages.set(place, copy);
+      table.send_from(place);
       table.owns_last = false;
     }
   }
@@ -71,13 +73,14 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
     PageTable& table = sequence.tables[group];
     for (int32_t i = 0; i < count; ++i) {
       const PageId known = blocks().nodes.place(node, first + i).device;
-      PageId& own = table.pages[block * count + i];
+      const int64_t place = block * count + i;
+      const PageId own = table.pages[place];
       if (own == kNoPage || known == kNoPage || own == known) continue;
       allocator_->add_ref(known);
       allocator_->drop_ref(own);
-      own = known;
+      table.pages.set(place, known);
       sequence.invalidate_tables();
-      table.synced_pages = std::min(table.synced_pages, block * count + i);
+      table.send_from(place);
       table.owns_last = false;
     }
   }
@@ -203,8 +206,7 @@ void Publisher::reserve(int64_t num_tokens, Sequence* sequence) const {
   sequence->tables.resize(spec_->groups.size());
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     if (!spec_->groups[g].is_cross)
-      sequence->tables[g].pages.reserve(
-          static_cast<size_t>(spec_->groups[g].pages_for(num_tokens)));
+      sequence->tables[g].pages.make_room(spec_->groups[g].pages_for(num_tokens));
   }
   if (spec_->has_states()) sequence->checkpoints.reserve(2);
 }
@@ -213,10 +215,9 @@ void Publisher::reserve(int64_t num_tokens, Sequence* sequence) const {
 void Publisher::fill_reserve(const PrefixMatch& match, Sequence* sequence) const noexcept {
   visit_places(match, spec_->window_reserve,
                [&](size_t group, int64_t page, NodeId node, int32_t index) {
-                 PageTable& table = sequence->tables[group];
-                 if (table.num_dropped != page + 1) return;
-                 table.pages[page] = blocks().nodes.place(node, index).device;
-                 if (table.pages[page] != kNoPage) table.num_dropped = page;
+                 PageList& pages = sequence->tables[group].pages;
+                 if (pages.num_dropped() == page + 1)
+                   pages.set(page, blocks().nodes.place(node, index).device);
                });
 }
 
@@ -225,17 +226,16 @@ void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcep
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     const GroupSpec& spec = spec_->groups[g];
     if (spec.is_cross) continue;
-    PageTable& table = sequence->tables[g];
-    table.pages.assign(static_cast<size_t>(spec.pages_for(match.num_tokens)), kNoPage);
-    table.num_dropped = first_visible_key(spec, match.num_tokens) / spec.page_size;
+    sequence->tables[g].pages.assign_dropped(spec.pages_for(match.num_tokens));
   }
   visit_places(match, 0, [&](size_t group, int64_t page, NodeId node, int32_t index) {
-    sequence->tables[group].pages[page] = blocks().nodes.place(node, index).device;
+    sequence->tables[group].pages.set(page, blocks().nodes.place(node, index).device);
   });
   if (spec_->window_reserve != 0) fill_reserve(match, sequence);
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     PageTable& table = sequence->tables[g];
-    table.kept_begin = table.num_dropped * spec_->groups[g].page_size;
+    table.kept_begin = table.pages.num_dropped() * spec_->groups[g].page_size;
+    table.close_up(spec_->groups[g].page_size);
   }
   if (match.last != kNoNode && spec_->has_states()) {
     sequence->state = blocks().nodes[match.last].state;

@@ -10,6 +10,7 @@
 #include "src/base/math.h"
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
+#include "src/sequences/page_list.h"
 #include "src/sequences/token_history.h"
 #include "src/sequences/token_tree.h"
 
@@ -18,16 +19,16 @@ namespace kvc {
 // The page table of one layer group. Invariants:
 // 1. pages.size() == ceil(stored tokens / page_size of the group). Only the last page can be
 //    partial.
-// 2. An entry is one reference to its page, or kNoPage where a window has dropped the page.
+// 2. A place is one reference to its page, or kNoPage where a window has dropped the page: exactly
+//    where all its tokens are in [sink_kept, kept_begin).
 // 3. The table grows and shrinks at its end and is never rebuilt, so a decode step touches at most
 //    one entry.
 // One cache line, because every step reads it for every sequence.
 struct alignas(64) PageTable {
-  std::vector<PageId> pages;
+  PageList pages;
   int64_t kept_begin = 0;    // Tokens [sink_kept, kept_begin) may be dropped.
   int64_t sink_kept = 0;     // Tokens [0, sink_kept) are kept whatever kept_begin says.
-  int64_t num_dropped = 0;   // Entries that are kNoPage.
-  int64_t synced_pages = 0;  // Leading entries that the device already has.
+  int32_t synced_pages = 0;  // Leading places that the device already has.
   // Only this table refers to the last page, and the prefix index does not know it. False: look it
   // up. It saves a decode step of many sequences one cache miss in the allocator per table.
   bool owns_last = false;
@@ -35,11 +36,17 @@ struct alignas(64) PageTable {
   // Number of entries for `num_tokens` tokens, no fewer than now. Divides only when the table
   // grows, which is rare in decode steps.
   int64_t grown_size(int64_t num_tokens, int32_t page_size) const {
-    const auto size = static_cast<int64_t>(pages.size());
-    const int64_t beyond = num_tokens - size * page_size;
+    const int64_t size = pages.size(), beyond = num_tokens - size * page_size;
     return beyond <= 0 ? size : size + ceil_div(beyond, page_size);
   }
-  int64_t num_held() const { return static_cast<int64_t>(pages.size()) - num_dropped; }
+  // The device has to hear of places from `place` on.
+  void send_from(int64_t place) {
+    synced_pages = static_cast<int32_t>(std::min<int64_t>(synced_pages, place));
+  }
+  // Dropped places may become a gap.
+  void close_up(int32_t page_size) noexcept {
+    pages.close_up(ceil_div(sink_kept, page_size), kept_begin / page_size);
+  }
   // The sequence has shrunk to `tokens` tokens. No sink token was ever dropped.
   void note_length(int64_t tokens) {
     kept_begin = std::min(kept_begin, tokens);

@@ -102,9 +102,7 @@ void SequenceTable::add(kvc_seq id) {
 Sequence& SequenceTable::adopt(std::unique_ptr<Sequence> sequence) {
   Sequence& adopted = create(std::move(sequence));
   for (const PageTable& table : adopted.tables) {
-    for (const PageId page : table.pages) {
-      if (page != kNoPage) allocator_->add_ref(page);
-    }
+    table.pages.for_each([&](int64_t, PageId page) { allocator_->add_ref(page); });
   }
   states_->add_ref(adopted.state);
   for (const Checkpoint& checkpoint : adopted.checkpoints) states_->add_ref(checkpoint.slot);
@@ -141,12 +139,10 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
     const PageTable& from = parent.tables[group];
     PageTable& to = child->tables[group];
     const int64_t tokens = spec_->groups[group].is_cross ? parent.cross_length : length;
-    to.pages.assign(from.pages.begin(),
-                    from.pages.begin() + spec_->groups[group].pages_for(tokens));
+    to.pages.assign(from.pages, spec_->groups[group].pages_for(tokens));
     to.kept_begin = from.kept_begin;
     to.sink_kept = from.sink_kept;
     to.note_length(tokens);
-    to.num_dropped = std::count(to.pages.begin(), to.pages.end(), kNoPage);
   }
   for (const PositionSegment& segment : parent.segments) {
     if (segment.begin < length) child->segments.push_back(segment);

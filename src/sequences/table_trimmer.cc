@@ -9,15 +9,8 @@
 namespace kvc {
 
 void TableTrimmer::cut(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept {
-  while (static_cast<int64_t>(table.pages.size()) > keep) {
-    if (table.pages.back() == kNoPage) {
-      --table.num_dropped;
-    } else {
-      allocator.drop_ref(table.pages.back());
-    }
-    table.pages.pop_back();
-  }
-  table.synced_pages = std::min(table.synced_pages, keep);
+  table.pages.truncate(keep, [&](PageId page) { allocator.drop_ref(page); });
+  table.send_from(keep);
   table.owns_last = false;
 }
 
@@ -32,13 +25,11 @@ void TableTrimmer::truncate(Sequence& sequence, int64_t tokens) noexcept {
 }
 
 void TableTrimmer::drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept {
-  end = std::min(end, static_cast<int64_t>(table.pages.size()));
+  end = std::min(end, table.pages.size());
   for (int64_t i = begin; i < end; ++i) {
-    PageId& page = table.pages[i];
-    if (page == kNoPage) continue;
-    allocator_->drop_ref(page);
-    page = kNoPage;
-    ++table.num_dropped;
+    if (table.pages[i] == kNoPage) continue;
+    allocator_->drop_ref(table.pages[i]);
+    table.pages.set(i, kNoPage);
   }
 }
 
@@ -60,11 +51,12 @@ void TableTrimmer::drop_table(Sequence& sequence, size_t group) noexcept {
 
 void TableTrimmer::drop_range(PageTable& table, PageRange range, int64_t sink_end,
                               int32_t page_size) noexcept {
-  range.end = std::min(range.end, static_cast<int64_t>(table.pages.size()));
+  range.end = std::min(range.end, table.pages.size());
   if (range.begin >= range.end) return;
   drop_pages(table, range.begin, range.end);
   if (table.kept_begin == 0) table.sink_kept = sink_end;
   table.kept_begin = range.end * page_size;
+  table.close_up(page_size);
 }
 
 PageRange TableTrimmer::spare_pages(const Sequence& sequence, size_t group, int64_t stored) const {
@@ -76,8 +68,8 @@ PageRange TableTrimmer::spare_pages(const Sequence& sequence, size_t group, int6
   const KeyRange keys = keys_of_query(spec, sequence, sequence.length);
   const int64_t begin =
       std::max(ceil_div(keys.sink_end, spec.page_size), table.kept_begin / spec.page_size);
-  const int64_t end = std::min(first_kept_key(spec, sequence, index) / spec.page_size,
-                               static_cast<int64_t>(table.pages.size()));
+  const int64_t end =
+      std::min(first_kept_key(spec, sequence, index) / spec.page_size, table.pages.size());
   return begin < end ? PageRange{begin, end} : PageRange{};
 }
 

@@ -48,7 +48,7 @@ int64_t count_spare_pages(const std::vector<BatchEntry>& entries, const Batch::C
     for (size_t group = 0; group < entry.sequence->tables.size(); ++group) {
       const PageRange spare =
           context.sequences.trimmer().spare_pages(*entry.sequence, group, entry.new_stored(false));
-      const std::vector<PageId>& pages = entry.sequence->tables[group].pages;
+      const PageList& pages = entry.sequence->tables[group].pages;
       for (int64_t i = spare.begin; i < spare.end; ++i)
         count += pages[i] != kNoPage && context.allocator.refs(pages[i]) == 1 ? 1 : 0;
     }
@@ -70,7 +70,7 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
     entry.change_begin = static_cast<int32_t>(changes->size());
     const PageTable* table = entry.sequence->tables.data();
     for (const GroupSpec& group : groups) {
-      const auto held = static_cast<int64_t>(table->pages.size());
+      const int64_t held = table->pages.size();
       const int64_t old_stored = entry.old_stored(group.is_cross);
       const int64_t new_stored = entry.new_stored(group.is_cross);
       const bool is_partial = old_stored != held * group.page_size;
@@ -176,16 +176,15 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = entry.sequence->tables[group];
-      const auto size = static_cast<size_t>(change(entry, group).new_num_pages);
-      if (size > table.pages.capacity())
-        table.pages.reserve(std::max(size, table.pages.capacity() * 2));
+      const int64_t size = change(entry, group).new_num_pages;
+      table.pages.make_room(size);
       int64_t synced = table.synced_pages;
       if (change(entry, group).copies_last_page) {
         synced = std::min(synced, change(entry, group).old_num_pages - 1);
         ++work.num_copies;
       }
-      work.num_entries += static_cast<int64_t>(size) - synced;
-      work.num_changes += static_cast<int64_t>(size) != synced ? 1 : 0;
+      work.num_entries += size - synced;
+      work.num_changes += size != synced ? 1 : 0;
     }
     // commit() cannot throw, so the arrays that it appends to need room.
     std::vector<Checkpoint>& checkpoints = entry.sequence->checkpoints;
@@ -283,14 +282,14 @@ void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexce
   for (size_t group = 0; group < num_groups_; ++group) {
     PageTable& table = entry.sequence->tables[group];
     TableChange& change = changes_[static_cast<size_t>(entry.change_begin) + group];
-    std::vector<PageId>& pages = table.pages;
+    PageList& pages = table.pages;
     const int64_t total = change.new_num_pages;
     if (change.copies_last_page) {
       change.replaced_page = pages.back();
       const PageId previous = pages.size() > 1 ? pages[pages.size() - 2] : kNoPage;
-      pages.back() = allocator.take(previous, total - change.old_num_pages);
+      pages.set(pages.size() - 1, allocator.take(previous, total - change.old_num_pages));
       copies_.push_back({change.replaced_page, pages.back(), static_cast<int32_t>(group)});
-      table.synced_pages = std::min(table.synced_pages, change.old_num_pages - 1);
+      table.send_from(change.old_num_pages - 1);
     }
     for (int64_t i = change.old_num_pages; i < total; ++i) {
       pages.push_back(allocator.take(pages.empty() ? kNoPage : pages.back(), total - i - 1));
@@ -306,7 +305,7 @@ void Batch::note_next_table_change(const BatchEntry& entry, const Spec& spec) no
   int64_t no_table_change_before = INT64_MAX;
   for (size_t group = 0; group < num_groups_; ++group) {
     const PageTable& table = entry.sequence->tables[group];
-    const auto total = static_cast<int64_t>(table.pages.size());
+    const int64_t total = table.pages.size();
     if (!spec.groups[group].is_cross)
       no_table_change_before = std::min(no_table_change_before,
                                         table.owns_last ? total * spec.groups[group].page_size : 0);
@@ -374,17 +373,14 @@ void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = sequence.tables[group];
       const TableChange& change = this->change(entry, group);
-      while (static_cast<int64_t>(table.pages.size()) > change.old_num_pages) {
-        allocator.drop_ref(table.pages.back());
-        table.pages.pop_back();
-      }
+      table.pages.truncate(change.old_num_pages, [&](PageId page) { allocator.drop_ref(page); });
       int64_t intact = change.old_num_pages;
       if (change.replaced_page != kNoPage) {
         allocator.drop_ref(table.pages.back());
-        table.pages.back() = change.replaced_page;
+        table.pages.set(table.pages.size() - 1, change.replaced_page);
         --intact;
       }
-      table.synced_pages = std::min(table.synced_pages, intact);
+      table.send_from(intact);
       table.owns_last = false;
     }
     sequence.tree.truncate(entry.old_nodes);

@@ -25,7 +25,7 @@ void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector
   slots->clear();
   slots->reserve(is_cross ? batch.num_cross_rows() : batch.num_rows());
   for (const BatchEntry& entry : batch.entries()) {
-    const std::vector<PageId>& pages = table_of(entry, group).pages;
+    const PageList& pages = table_of(entry, group).pages;
     int64_t index = entry.old_stored(is_cross) / page_size;
     int64_t offset = entry.old_stored(is_cross) % page_size;
     for (int64_t i = entry.old_stored(is_cross); i < entry.new_stored(is_cross); ++i) {
@@ -46,7 +46,8 @@ TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_t
       int64_t sum = 0;
       table.i32.push_back(0);
       for (const BatchEntry& entry : batch.entries()) {
-        sum += kind == KVC_TABLE_INDPTR ? table_of(entry, group).num_held() : entry.append_length;
+        sum += kind == KVC_TABLE_INDPTR ? table_of(entry, group).pages.num_held()
+                                        : entry.append_length;
         append_checked(table.i32, sum);
       }
       break;
@@ -54,13 +55,9 @@ TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_t
     case KVC_TABLE_INDICES:
     case KVC_TABLE_PAGE_POSITION:
       for (const BatchEntry& entry : batch.entries()) {
-        const std::vector<PageId>& pages = table_of(entry, group).pages;
-        for (size_t i = 0; i < pages.size(); ++i) {
-          if (pages[i] == kNoPage) continue;
-          append_checked(table.i32, kind == KVC_TABLE_INDICES
-                                        ? pages[i]
-                                        : static_cast<int64_t>(i) * page_size);
-        }
+        table_of(entry, group).pages.for_each([&](int64_t place, PageId page) {
+          append_checked(table.i32, kind == KVC_TABLE_INDICES ? page : place * page_size);
+        });
       }
       break;
     case KVC_TABLE_LAST_PAGE_LEN:
@@ -74,16 +71,16 @@ TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_t
         append_checked(table.i32, entry.new_stored(is_cross));
       break;
     case KVC_TABLE_BLOCK_TABLE: {
-      size_t width = 0;
+      int64_t width = 0;
       for (const BatchEntry& entry : batch.entries())
         width = std::max(width, table_of(entry, group).pages.size());
-      table.i32.reserve(width * batch.entries().size());
+      table.i32.reserve(static_cast<size_t>(width * num_seqs));
       for (const BatchEntry& entry : batch.entries()) {
-        const std::vector<PageId>& pages = table_of(entry, group).pages;
-        table.i32.insert(table.i32.end(), pages.begin(), pages.end());
-        table.i32.insert(table.i32.end(), width - pages.size(), kNoPage);
+        const PageList& pages = table_of(entry, group).pages;
+        pages.append_to(0, pages.size(), &table.i32);
+        table.i32.insert(table.i32.end(), static_cast<size_t>(width - pages.size()), kNoPage);
       }
-      table.shape = {num_seqs, static_cast<int64_t>(width)};
+      table.shape = {num_seqs, width};
       return table;
     }
     case KVC_TABLE_SLOT_MAPPING:

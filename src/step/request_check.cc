@@ -36,7 +36,7 @@ int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) 
     for (size_t group = 0; group < groups.size(); ++group) {
       const int64_t stored = groups[group].is_cross ? entry.new_stored(true) : num_tokens;
       pages += std::max<int64_t>(
-          0, groups[group].pages_for(stored) - entry.sequence->tables[group].num_dropped);
+          0, groups[group].pages_for(stored) - entry.sequence->tables[group].pages.num_dropped());
     }
     return pages;
   };
@@ -55,8 +55,8 @@ int64_t pages_of(const BatchEntry& entry, const std::vector<GroupSpec>& groups) 
   int64_t pages = 0;
   const PageTable* table = entry.sequence->tables.data();
   for (const GroupSpec& group : groups) {
-    pages +=
-        table->grown_size(entry.new_stored(group.is_cross), group.page_size) - table->num_dropped;
+    pages += table->grown_size(entry.new_stored(group.is_cross), group.page_size) -
+             table->pages.num_dropped();
     ++table;
   }
   return pages;
@@ -66,11 +66,10 @@ int64_t pages_of(const BatchEntry& entry, const std::vector<GroupSpec>& groups) 
 int64_t spare_pages_of(const BatchEntry& entry, const Batch::Context& context) {
   int64_t pages = 0;
   for (size_t group = 0; group < entry.sequence->tables.size(); ++group) {
-    const std::vector<PageId>& table = entry.sequence->tables[group].pages;
+    const PageList& table = entry.sequence->tables[group].pages;
     const PageRange spare =
         context.sequences.trimmer().spare_pages(*entry.sequence, group, entry.new_stored(false));
-    pages += std::count_if(table.begin() + spare.begin, table.begin() + spare.end,
-                           [](PageId page) { return page != kNoPage; });
+    for (int64_t i = spare.begin; i < spare.end; ++i) pages += table[i] != kNoPage ? 1 : 0;
   }
   return pages;
 }

@@ -127,7 +127,7 @@ void StepDelta::add_changes(const std::vector<BatchEntry>& entries,
     const BatchEntry& entry = entries[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups; ++group) {
       const PageTable& table = entry.sequence->tables[group];
-      const auto total = static_cast<int64_t>(table.pages.size());
+      const int64_t total = table.pages.size();
       if (table.synced_pages != total)
         add(ChangeKind::kTable, group, i, table.synced_pages, total - table.synced_pages);
     }
@@ -147,8 +147,9 @@ void StepDelta::add_changes(const std::vector<BatchEntry>& entries,
     Sequence& sequence = *entry.sequence;
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups; ++group) {
       PageTable& table = sequence.tables[group];
-      words_.insert(words_.end(), table.pages.begin() + table.synced_pages, table.pages.end());
-      table.synced_pages = static_cast<int64_t>(table.pages.size());
+      const int64_t total = table.pages.size();
+      table.pages.append_to(table.synced_pages, total, &words_);
+      table.synced_pages = static_cast<int32_t>(total);
     }
     if (!has_memory_) continue;
     if (entry.is_tree) {

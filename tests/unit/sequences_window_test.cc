@@ -34,15 +34,14 @@ struct World {
     sequence.length = length;
     sequences.add_to_total_length(length);
     for (PageTable& table : sequence.tables) {
-      while (static_cast<int64_t>(table.pages.size()) * 4 < length)
-        table.pages.push_back(allocator.take(kNoPage, 0));
+      while (table.pages.size() * 4 < length) table.pages.push_back(allocator.take(kNoPage, 0));
     }
     return sequence;
   }
 
   static std::vector<bool> kept(const PageTable& table) {
     std::vector<bool> result;
-    for (const PageId page : table.pages) result.push_back(page != kNoPage);
+    for (int64_t i = 0; i < table.pages.size(); ++i) result.push_back(table.pages[i] != kNoPage);
     return result;
   }
 

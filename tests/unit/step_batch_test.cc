@@ -49,8 +49,11 @@ struct Books {
     begin({id}, {length});
     commit();
   }
-  const std::vector<PageId>& pages(kvc_seq id, size_t group = 0) {
-    return sequences.get(id).tables[group].pages;
+  std::vector<PageId> pages(kvc_seq id, size_t group = 0) {
+    const PageList& list = sequences.get(id).tables[group].pages;
+    std::vector<PageId> pages;
+    list.append_to(0, list.size(), &pages);
+    return pages;
   }
 
   std::shared_ptr<Plan> plan;
@@ -279,7 +282,7 @@ TEST(Batch, ReleasesWhatAWindowHidesWhenTheStepEndsAndNotBefore) {
   books.rollback();
   EXPECT_EQ(books.allocator.num_used(), 2 + 5);
   books.append(1, 9);  // 29 tokens: from 22 on, pages 5 to 7
-  EXPECT_EQ(books.sequences.get(1).tables[0].num_held(), 3);
+  EXPECT_EQ(books.sequences.get(1).tables[0].pages.num_held(), 3);
 }
 
 TEST(Batch, GivesEveryStepAStateSlotOfItsOwnAndFreesTheOldOne) {

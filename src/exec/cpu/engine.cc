@@ -106,6 +106,7 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
     // Equal pages are equal keys only where positions are places and all keys turn alike.
     const bool is_alike = sequence.key_begins == nullptr && sequence.k_rotation_index == 0 &&
                           sequence.own_k_rotation == nullptr && sequence.turn_end == 0 &&
+                          sequence.gap.end == 0 &&
                           (!view.view.needs_positions || entries[i].sequence->segments.empty());
     if (!is_alike || !runs_on_decode(shape, sequence.num_rows)) continue;
     candidates_.push_back(

@@ -167,10 +167,12 @@ void CudaDevice::write_bytes(std::byte* to, const std::byte* from, int64_t bytes
 void CudaDevice::gather(const RowSource& source, const kernels::GatherParams& params,
                         int64_t key_begin, int64_t key_end, DeviceUploads& uploads,
                         cuda::Stream stream) const {
-  const int64_t num_pages = ceil_div(key_end, int64_t{params.page_size});
+  std::vector<int32_t> pages(static_cast<size_t>(ceil_div(key_end, int64_t{params.page_size})));
+  for (size_t i = 0; i < pages.size(); ++i)
+    pages[i] = static_cast<int32_t>(kernels::page_at(params.pages, params.gap, i));
   kernels::GatherParams placed = params;
   placed.pages = reinterpret_cast<const int32_t*>(
-      uploads.put(params.pages, num_pages * static_cast<int64_t>(sizeof(int32_t)), stream));
+      uploads.put(pages.data(), static_cast<int64_t>(pages.size() * sizeof(int32_t)), stream));
   const cuda::RowStorage storage = source.is_v ? v_storage(*plan_, *pool_, source.local_layer)
                                                : k_storage(*plan_, *pool_, source.local_layer);
   gpu_->call("gather", gpu_->table->gather, placed, storage, key_begin, key_end, stream);

@@ -41,9 +41,11 @@ void BatchMetadataCache::list_sequences(const Forward& forward, const KeyView& k
   cascade_sequences_.clear();
   for (const BatchEntry& entry : forward.batch().entries()) {
     const Sequence& sequence = *entry.sequence;
+    const PageList& pages = sequence.tables[group].pages;
+    const bool shares = takes_part(forward, key, entry) && pages.num_dropped() == 0;
     const int64_t stored = entry.old_stored(false);
     cascade_sequences_.push_back(
-        {.pages = takes_part(forward, key, entry) ? sequence.tables[group].pages.data() : nullptr,
+        {.pages = shares ? pages.data() : nullptr,
          .device_pages = tables.table + sequence.slot * tables.table_stride,
          .row_begin = entry.row_begin,
          .num_rows = entry.append_length,
