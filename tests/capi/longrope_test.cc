@@ -1,5 +1,6 @@
 // LongRoPE: a sequence answers as if all of its keys had been rotated for the length that it has
 // now, whichever way it came to that length, and whatever the mode says.
+#include "tests/capi/hf_config.h"
 #include "tests/capi/layers.h"
 #include "tests/capi/prefix_support.h"
 #include "tests/capi/state_files.h"
@@ -189,6 +190,80 @@ INSTANTIATE_TEST_SUITE_P(Modes, LongRope,
                                          std::pair<kvc_rope_mode, int64_t>{KVC_ROPE_ON_READ, 64},
                                          std::pair<kvc_rope_mode, int64_t>{KVC_ROPE_ON_APPEND,
                                                                            1024}));
+
+// What kvc_config_from_hf_json makes of a configuration like Phi-4-mini's: 96 of 128 elements are
+// rotated, the factors change behind 4,096 tokens. Fewer heads.
+TEST(LongRopeModels, APhiAnswersAsOneForwardOnBothSidesOfItsContext) {
+  constexpr int64_t kContext = 4096, kPairs = 48, kLength = kContext + 9;
+  std::string short_list, long_list;
+  std::vector<double> short_factors, long_factors;
+  for (int64_t i = 0; i < kPairs; ++i) {
+    short_factors.push_back(1);
+    long_factors.push_back(1 + 0.25 * static_cast<double>(i * i) / 16);
+    short_list += std::string(i == 0 ? "" : ", ") + "1.0";
+    long_list += (i == 0 ? "" : ", ") + std::to_string(long_factors.back());
+  }
+  HfModel model(R"({"model_type": "phi3", "hidden_size": 384, "num_attention_heads": 3,
+      "num_key_value_heads": 1, "num_hidden_layers": 1, "partial_rotary_factor": 0.75,
+      "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+      "rope_theta": 10000.0, "torch_dtype": "float32", "rope_scaling": {"type": "longrope",
+      "short_factor": [)" +
+                short_list + R"(], "long_factor": [)" + long_list + "]}}");
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  ASSERT_EQ(model.rope(0).rotary_dim, 2 * kPairs);
+  model.config.max_seq_len = kLength;
+  model.config.num_pages = 3 * (kLength / model.config.page_size + 1);
+  model.config.num_threads = 1;
+  Tokens tokens(kLength, 3, 3, 128, 128);
+  kvc_attn_opt opt = attn_opt();
+  opt.flags = KVC_ATTN_BATCH_INVARIANT;
+  const auto expect_formula = [&](HostTensor& out, int64_t token) {
+    const std::vector<double>& factors = token + 1 > kContext ? long_factors : short_factors;
+    const double amplitude = std::sqrt(1 + std::log(32.0) / std::log(4096.0));
+    const auto turn = [&](std::vector<double> row, int64_t key) {
+      const auto position = static_cast<double>(key >= 0 ? key : token);
+      for (size_t i = 0; i < kPairs; ++i) {
+        const double angle =
+            position * std::pow(10000.0, -static_cast<double>(i) / kPairs) / factors[i];
+        double &x = row[i], &y = row[i + kPairs];
+        const double turned = x * std::cos(angle) - y * std::sin(angle);
+        y = amplitude * (x * std::sin(angle) + y * std::cos(angle));
+        x = amplitude * turned;
+      }
+      return row;
+    };
+    expect_row(out, token, {tokens, key_range(0, token + 1), turn}, token);
+  };
+  const auto fresh = [&](int64_t length) {
+    Cache cache(model.config);
+    HostTensor out(Elem::kF32, {kLength, 3, 128});
+    EXPECT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+    attend_rows(cache, 1, 0, tokens, 0, length, out, &opt);
+    return out;
+  };
+  HostTensor whole = fresh(kLength), below = fresh(kContext);
+  expect_formula(whole, kLength - 1);
+  expect_formula(below, kContext - 1);
+  const auto expect_bits = [&](HostTensor& out, HostTensor& of, int64_t token) {
+    for (int64_t head = 0; head < 3; ++head)
+      for (int64_t d = 0; d < 128; ++d)
+        ASSERT_EQ(out.get(token, head, d), of.get(token, head, d)) << "token " << token;
+  };
+  Cache cache(model.config);
+  HostTensor out(Elem::kF32, {kLength, 3, 128});
+  ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+  attend_rows(cache, 1, 0, tokens, 0, kContext - 7, out, &opt);
+  ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 2, -1, nullptr), KVC_OK);
+  attend_rows(cache, 1, 0, tokens, kContext - 7, 16, out, &opt);
+  expect_bits(out, whole, kLength - 1);
+  ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 10, nullptr), KVC_OK);
+  attend_rows(cache, 1, 0, tokens, kContext - 1, 1, out, &opt);
+  expect_bits(out, below, kContext - 1);
+  attend_rows(cache, 1, 0, tokens, kContext, 9, out, &opt);
+  expect_bits(out, whole, kLength - 1);
+  attend_rows(cache, 2, 0, tokens, kContext - 7, 7, out, &opt);
+  expect_bits(out, below, kContext - 1);
+}
 
 // Where no sequence gets past original_context, rows can be stored rotated.
 TEST(LongRopeLimits, ShortSequencesAloneAreRotatedOnAppend) {
