@@ -30,8 +30,8 @@ func TestBadBatchesAreNamed(t *testing.T) {
 	is(t, err, kvcache.ErrNotFound)
 	_, err = cache.Begin(&kvcache.Batch{Seqs: []int64{1}, Lengths: []int64{65}})
 	is(t, err, kvcache.ErrNeverFits)
-	if cache.FreePages() != 16 {
-		t.Errorf("%d free pages", cache.FreePages())
+	if cache.AvailablePages() != 16 {
+		t.Errorf("%d free pages", cache.AvailablePages())
 	}
 }
 

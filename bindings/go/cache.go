@@ -130,13 +130,13 @@ func (c *Cache) Stats() (*Stats, error) {
 	return goStats(&out), nil
 }
 
-// FreePages counts the pages not held by any sequence, forward or pin; -1 when the cache is closed.
-func (c *Cache) FreePages() int64 {
+// AvailablePages counts the pages not held by any sequence, forward or pin; -1 when the cache is closed.
+func (c *Cache) AvailablePages() int64 {
 	if c.look() != nil {
 		return -1
 	}
 	defer c.mu.RUnlock()
-	return int64(C.shim_cache_free_pages(c.lib.api, c.h))
+	return int64(C.shim_cache_available_pages(c.lib.api, c.h))
 }
 
 // TotalLength counts the tokens over all sequences; -1 when the cache is closed.
@@ -172,7 +172,7 @@ func (c *Cache) WaitForPages(ctx context.Context, pages int64) error {
 	ticker := time.NewTicker(2 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		free := c.FreePages()
+		free := c.AvailablePages()
 		switch {
 		case free < 0:
 			return closedError("the cache")

@@ -35,8 +35,8 @@ func Example() {
 	check(fwd.End())
 	check(cache.Fork(1, 2, -1)) // shares the pages; nothing is copied until a branch writes
 
-	fmt.Println(cache.FreePages(), "free pages,", cache.TotalLength(), "tokens in two sequences")
-	// Output: 127 free pages, 6 tokens in two sequences
+	fmt.Println(cache.AvailablePages(), "pages available,", cache.TotalLength(), "tokens in two sequences")
+	// Output: 127 pages available, 6 tokens in two sequences
 }
 
 func ExampleCache_Fork() {

@@ -29,7 +29,7 @@ func TestADeferredAbortUndoesTheForwardOfAPanic(t *testing.T) {
 	cache := newCache(t, small())
 	ok(t, cache.AddSeq(1))
 	grow(t, cache, 1, 3, 1)
-	free := cache.FreePages()
+	free := cache.AvailablePages()
 	func() {
 		defer func() {
 			if recover() != "the model broke" {
@@ -42,8 +42,8 @@ func TestADeferredAbortUndoesTheForwardOfAPanic(t *testing.T) {
 		ok(t, fwd.Attn(0, tokens(9, 0), tokens(9, 1), tokens(9, 1), tokens(9, 0), nil))
 		panic("the model broke")
 	}()
-	if length, _ := cache.Len(1); length != 3 || cache.FreePages() != free {
-		t.Errorf("length %d, %d free pages instead of 3 and %d", length, cache.FreePages(), free)
+	if length, _ := cache.Len(1); length != 3 || cache.AvailablePages() != free {
+		t.Errorf("length %d, %d free pages instead of 3 and %d", length, cache.AvailablePages(), free)
 	}
 	ok(t, cache.Check())
 	grow(t, cache, 1, 1, 2) // the cache goes on
@@ -214,7 +214,7 @@ func TestClosedHandlesAreErrors(t *testing.T) {
 			is(t, err, kvcache.ErrInvalidState)
 		})
 	}
-	if cache.FreePages() != -1 || cache.TotalLength() != -1 || cache.IsEmpty() {
+	if cache.AvailablePages() != -1 || cache.TotalLength() != -1 || cache.IsEmpty() {
 		t.Error("a closed cache has pages")
 	}
 }

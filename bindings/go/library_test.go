@@ -147,7 +147,7 @@ func TestAPlanAnswersQuestions(t *testing.T) {
 	}
 	group, err := plan.Group(0)
 	ok(t, err)
-	if group.NumLayers != 2 || group.PageTokens != 4 || group.IsCross {
+	if group.NumLayers != 2 || group.PageSize != 4 || group.IsCross {
 		t.Errorf("%+v", group)
 	}
 	pages, err := plan.PagesFor(10 * info.PageBytes)

@@ -86,8 +86,8 @@ static inline kvc_error *shim_cache_stats_get(uintptr_t api, uintptr_t cache, kv
   const kvc_status status = SHIM_API(api)->cache_stats_get((kvc_cache *)cache, out, &err);
   return shim_result(status, &err);
 }
-static inline int64_t shim_cache_free_pages(uintptr_t api, uintptr_t cache) {
-  return SHIM_API(api)->cache_free_pages((kvc_cache *)cache);
+static inline int64_t shim_cache_available_pages(uintptr_t api, uintptr_t cache) {
+  return SHIM_API(api)->cache_available_pages((kvc_cache *)cache);
 }
 static inline int64_t shim_cache_total_length(uintptr_t api, uintptr_t cache) {
   return SHIM_API(api)->cache_total_length((kvc_cache *)cache);

@@ -36,8 +36,8 @@ func TestSequencesGoToTheHostAndComeBack(t *testing.T) {
 	is(t, fence.WaitOnStream(0), kvcache.ErrClosed)
 	info, err := cache.SeqInfo(1)
 	ok(t, err)
-	if !done || !info.IsSwapped || cache.FreePages() != 16 {
-		t.Errorf("done %v, %+v, %d free pages", done, info, cache.FreePages())
+	if !done || !info.IsSwapped || cache.AvailablePages() != 16 {
+		t.Errorf("done %v, %+v, %d free pages", done, info, cache.AvailablePages())
 	}
 	_, err = cache.SwapOut(1)
 	is(t, err, kvcache.ErrInvalidState)

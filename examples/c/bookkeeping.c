@@ -96,9 +96,9 @@ int main(void) {
   check(kvc_cache_stats_get(cache, &stats, &err), &err);
   printf("%lld running, %d preempted, %lld tokens, %lld of %lld pages free\n",
          (long long)stats.num_seqs, preempted, (long long)stats.total_length,
-         (long long)stats.pages_free, (long long)stats.pages_total);
+         (long long)stats.pages_available, (long long)stats.pages_total);
   const int consistent = stats.num_seqs == (int64_t)num_running &&
-                         stats.pages_used + stats.pages_free == PAGES &&
+                         stats.pages_used + stats.pages_available == PAGES &&
                          stats.pool_bytes == stats.page_bytes * PAGES;
   for (size_t i = 0; i < num_running; ++i) check(kvc_seq_remove(cache, running[i], &err), &err);
   const int empty = kvc_cache_is_empty(cache);

@@ -118,7 +118,7 @@ kvc_stats Cache::stats() const {
   stats.num_seqs = static_cast<int64_t>(core.sequences.size());
   stats.total_length = core.sequences.total_length();
   stats.pages_total = core.allocator.num_pages();
-  stats.pages_free = core.allocator.num_available();
+  stats.pages_available = core.allocator.num_available();
   stats.pages_used = core.allocator.num_used();
   stats.pages_shared = core.allocator.counts().shared;
   stats.pages_peak = core.counters.pages_peak;
@@ -138,8 +138,8 @@ kvc_stats Cache::stats() const {
   });
   stats.cascades = core.engine->num_cascades();
   stats.slots_unused = num_unused_slots(core);
-  stats.pages_cached = core.allocator.counts().indexed;
-  stats.pages_evictable = core.allocator.num_cached();
+  stats.pages_indexed = core.allocator.counts().indexed;
+  stats.pages_cached = core.allocator.num_cached();
   core.index.add_stats(&stats);
   stats.host_pages_total = core.host.num_pages();
   stats.host_pages_used = core.host.allocator().num_used();

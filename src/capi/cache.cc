@@ -39,7 +39,7 @@ kvc_status kvc_cache_stats_get(const kvc_cache* cache, kvc_stats* out, kvc_error
   });
 }
 
-int64_t kvc_cache_free_pages(const kvc_cache* cache) noexcept {
+int64_t kvc_cache_available_pages(const kvc_cache* cache) noexcept {
   return cache == nullptr ? -1 : cache->cache.num_available_pages();
 }
 

@@ -147,7 +147,7 @@ kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
     info.region_offset = static_cast<uint64_t>(place.region_offset);
   }
   info.quant = layer.quant;
-  if (info.group >= 0) info.page_tokens = spec.layer_page_size(static_cast<int32_t>(local));
+  if (info.group >= 0) info.page_size = spec.layer_page_size(static_cast<int32_t>(local));
   info.k_scale_bytes = static_cast<uint64_t>(layout.k_scale_bytes);
   info.v_scale_bytes = static_cast<uint64_t>(layout.v_scale_bytes);
   return info;
@@ -167,7 +167,7 @@ kvc_group_info group_info(const kvc::Plan& plan, size_t index) {
     info.bytes_per_token += static_cast<uint64_t>(layout.bytes_per_token);
   }
   info.padding_bytes = static_cast<uint64_t>(plan.layout().page_bytes) - info.page_bytes;
-  info.page_tokens = group.page_size;
+  info.page_size = group.page_size;
   info.first_layer = group.layers.empty() ? -1 : spec.layer_begin + group.layers.front();
   info.request_pages = plan.request_pages(group, plan.reference_tokens());
   return info;
@@ -187,7 +187,7 @@ void check_same_groups(const kvc::Spec& first, const kvc::Spec& other, size_t in
   for (size_t i = 0; i < first.groups.size(); ++i) {
     const kvc::GroupSpec &a = first.groups[i], &b = other.groups[i];
     const std::string group = "groups[" + std::to_string(i) + "].";
-    check((group + "page_tokens").c_str(), b.page_size, a.page_size);
+    check((group + "page_size").c_str(), b.page_size, a.page_size);
     check((group + "window").c_str(), b.window, a.window);
     check((group + "chunk").c_str(), b.chunk, a.chunk);
     check((group + "is_cross").c_str(), b.is_cross ? 1 : 0, a.is_cross ? 1 : 0);

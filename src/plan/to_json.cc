@@ -54,8 +54,7 @@ void write_group(const Plan& plan, const GroupSpec& group, std::string& text) {
     bytes_per_token += layer.bytes_per_token;
     append_format(text, "%s%d", i == 0 ? "" : ", ", plan.spec().layer_begin + group.layers[i]);
   }
-  append_format(text,
-                "], \"kind\": \"%s\", \"window\": %lld, \"chunk\": %lld, \"page_tokens\": %d, ",
+  append_format(text, "], \"kind\": \"%s\", \"window\": %lld, \"chunk\": %lld, \"page_size\": %d, ",
                 group_kind_name(group), ll(group.window), ll(group.chunk), group.page_size);
   append_format(text,
                 "\"page_bytes\": %lld, \"padding_bytes\": %lld, \"request_pages\": %lld, "

@@ -12,7 +12,7 @@ namespace {
 TEST(CacheHandle, IsEmptyAtFirst) {
   Model model;
   Cache cache(model.config);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 8);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 8);
   EXPECT_EQ(kvc_cache_total_length(cache.get()), 0);
   EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);
   expect_ok([&](kvc_error* err) { return kvc_cache_check(cache.get(), err); });
@@ -22,7 +22,7 @@ TEST(CacheHandle, IsEmptyAtFirst) {
 
 TEST(CacheHandle, NullIsAnsweredNotCrashed) {
   kvc_cache_destroy(nullptr);
-  EXPECT_EQ(kvc_cache_free_pages(nullptr), -1);
+  EXPECT_EQ(kvc_cache_available_pages(nullptr), -1);
   EXPECT_EQ(kvc_cache_total_length(nullptr), -1);
   EXPECT_EQ(kvc_cache_is_empty(nullptr), 0);
   kvc_stats stats{};
@@ -64,7 +64,7 @@ TEST(CacheHandle, CountsWhatHappened) {
   EXPECT_EQ(stats.total_length, 14);
   EXPECT_EQ(stats.pages_total, 8);
   EXPECT_EQ(stats.pages_used, 3);
-  EXPECT_EQ(stats.pages_free, 5);
+  EXPECT_EQ(stats.pages_available, 5);
   EXPECT_EQ(stats.pages_shared, 2);
   EXPECT_EQ(stats.pages_peak, 4) << "the aborted forward copied a page";
   EXPECT_EQ(stats.page_bytes, 4u * (2 * 16 * 4 + 2 * 10 * 4));
@@ -106,7 +106,7 @@ TEST(CacheHandle, ClearForgetsSequencesAndFreesAllPages) {
   cache.finish();
   expect_ok([&](kvc_error* err) { return kvc_cache_clear(cache.get(), err); });
   EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 8);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 8);
   EXPECT_EQ(kvc_cache_total_length(cache.get()), 0);
   EXPECT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK) << "ids are free again";
 }
@@ -161,7 +161,7 @@ TEST_P(Resize, KeepsPagesAndContents) {
   // Growing beyond what was reserved moves the pool
   for (const int64_t size : {9, 100, 5, 1000, 40}) {
     expect_ok([&](kvc_error* err) { return kvc_cache_resize(cache.get(), size, err); });
-    EXPECT_EQ(kvc_cache_free_pages(cache.get()), size - 5);
+    EXPECT_EQ(kvc_cache_available_pages(cache.get()), size - 5);
     EXPECT_EQ(cache.snapshot().pages, pages);
     EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
     if (!has_storage()) continue;
@@ -222,7 +222,7 @@ TEST(CacheHandle, ResizeRefusesBorrowedPools) {
   model.config.num_pool_tensors = 1;
   model.config.num_pages = 0;
   Cache cache(model.config);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 8) << "as many pages as the tensor has";
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 8) << "as many pages as the tensor has";
   expect_refused(cache, KVC_E_UNSUPPORTED, {"storage", "BORROWED"},
                  [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 9, err); });
 }

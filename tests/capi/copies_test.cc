@@ -159,7 +159,7 @@ TEST(PagesSwap, LooksAtNoSequence) {
   EXPECT_EQ(pools.copy({{0, 7}, {1, 6}}), KVC_OK);
   const Snapshot after = pools.cache().snapshot();
   EXPECT_EQ(before.pages, after.pages);
-  EXPECT_EQ(before.free_pages, after.free_pages);
+  EXPECT_EQ(before.available_pages, after.available_pages);
   EXPECT_EQ(stats_of(pools.get()).host_pages_used, 0) << "by sequences and by the index";
   pools.cache().finish();
   EXPECT_EQ(kvc_cache_check(pools.get(), nullptr), KVC_OK);

@@ -70,7 +70,7 @@ TEST_F(Forward, AbortGivesAPageBackWhoseOtherHolderIsGone) {
   cache_.forward = nullptr;
   ASSERT_EQ(kvc_debug_get_kv(get(), 2, 0, 6, after.dl(), nullptr, nullptr, nullptr), KVC_OK);
   EXPECT_TRUE(before.same_bytes(after));
-  EXPECT_EQ(kvc_cache_free_pages(get()), 6);
+  EXPECT_EQ(kvc_cache_available_pages(get()), 6);
 }
 
 TEST_F(Forward, OneIsOpenAtATime) {

@@ -222,14 +222,14 @@ TEST(Groups, TakeTheirPagesFromOnePool) {
   }
   EXPECT_EQ(ids.size(), count) << "no page has two users";
   EXPECT_EQ(static_cast<int64_t>(count), info_of(cache, 1).num_pages);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 32 - static_cast<int64_t>(count));
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 32 - static_cast<int64_t>(count));
   ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 2, -1, nullptr), KVC_OK);
   EXPECT_EQ(info_of(cache, 2).num_shared_pages, static_cast<int64_t>(count));
   const kvc_seq two = 2;
   const int64_t one = 1;
   int64_t missing = -1;
   ASSERT_EQ(kvc_cache_resize(cache.get(), *ids.rbegin() + 1, nullptr), KVC_OK);
-  const int64_t free = kvc_cache_free_pages(cache.get());
+  const int64_t free = kvc_cache_available_pages(cache.get());
   ASSERT_EQ(kvc_seq_can_append(cache.get(), 1, &two, &one, &missing, nullptr), KVC_OK);
   EXPECT_EQ(missing, std::max<int64_t>(0, 2 - free))
       << "a copy of the partial page of each group of tokens";
@@ -343,7 +343,7 @@ TEST(Groups, BorrowedPoolsHaveATensorPerSlot) {
     net.config.num_pool_tensors = layout == KVC_POOL_PAGE_FIRST ? 1 : 2;
     Cache cache(net.config);
     EXPECT_EQ(plan_info_of(cache.plan()).num_layer_regions, 2);
-    EXPECT_EQ(kvc_cache_free_pages(cache.get()), 20);
+    EXPECT_EQ(kvc_cache_available_pages(cache.get()), 20);
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
     for (int32_t layer = 0; layer < 4; ++layer) {
       ASSERT_EQ(cache.begin({1}, {13}), KVC_OK);

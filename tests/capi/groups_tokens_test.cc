@@ -23,7 +23,7 @@ int32_t group_count(const Cache& cache) {
 struct Mix {
   const char* name;
   std::vector<kvc_layer> layers;
-  bool differ;  // page_tokens differ for certain
+  bool differ;  // page_size differ for certain
 };
 
 std::vector<Mix> mixes() {
@@ -59,13 +59,13 @@ TEST(GroupTokens, NarrowGroupsHaveMoreTokensPerPage) {
   Net net({sized_layer(1, 8), sized_layer(4, 8, 0, 16), sized_layer(2, 8, 0, 0, 32)});
   Cache cache(net.config);
   ASSERT_EQ(group_count(cache), 3);
-  EXPECT_EQ(group_info(cache, 0).page_tokens, 16);
-  EXPECT_EQ(group_info(cache, 1).page_tokens, 4) << "page_size is the widest group's";
-  EXPECT_EQ(group_info(cache, 2).page_tokens, 8);
+  EXPECT_EQ(group_info(cache, 0).page_size, 16);
+  EXPECT_EQ(group_info(cache, 1).page_size, 4) << "page_size is the widest group's";
+  EXPECT_EQ(group_info(cache, 2).page_size, 8);
   for (int32_t group = 0; group < 3; ++group) {
     EXPECT_EQ(group_info(cache, group).padding_bytes, 0u);
     EXPECT_EQ(group_info(cache, group).bytes_per_token *
-                  static_cast<uint64_t>(group_info(cache, group).page_tokens),
+                  static_cast<uint64_t>(group_info(cache, group).page_size),
               group_info(cache, group).page_bytes);
   }
   add_tokens(cache, 1, 17);
@@ -75,7 +75,7 @@ TEST(GroupTokens, NarrowGroupsHaveMoreTokensPerPage) {
   net.config.flags = KVC_CONFIG_PAD_PAGES;
   Cache padded(net.config);
   for (int32_t group = 0; group < group_count(padded); ++group)
-    EXPECT_EQ(group_info(padded, group).page_tokens, 4);
+    EXPECT_EQ(group_info(padded, group).page_size, 4);
 }
 
 TEST(GroupTokens, EveryGroupsTokensAreAMultipleOfThePageSize) {
@@ -88,14 +88,14 @@ TEST(GroupTokens, EveryGroupsTokensAreAMultipleOfThePageSize) {
     int32_t least = INT32_MAX;
     for (int32_t group = 0; group < plan.num_groups; ++group) {
       const kvc_group_info info = group_info(*twin.mixed, group);
-      EXPECT_EQ(info.page_tokens % 4, 0);
-      EXPECT_EQ(plan.prefix_block % info.page_tokens, 0);
+      EXPECT_EQ(info.page_size % 4, 0);
+      EXPECT_EQ(plan.prefix_block % info.page_size, 0);
       EXPECT_LE(info.page_bytes, plan.page_bytes);
       EXPECT_EQ(info.page_bytes + info.padding_bytes, plan.page_bytes);
-      least = std::min(least, info.page_tokens);
+      least = std::min(least, info.page_size);
     }
     EXPECT_EQ(least, 4) << "of the widest";
-    EXPECT_TRUE(!mix.differ || twin.page_tokens().size() > 1);
+    EXPECT_TRUE(!mix.differ || twin.page_size().size() > 1);
   }
 }
 
@@ -230,7 +230,7 @@ TEST(GroupTokens, RotatedKeysShiftInEveryGroup) {
   std::vector<kvc_layer> layers{sized_layer(1, 8), sized_layer(2, 8), sized_layer(4, 8, 0, 64)};
   for (kvc_layer& layer : layers) layer.rope = &rope;
   Twin twin(layers, 3);
-  ASSERT_GT(twin.page_tokens().size(), 1u);
+  ASSERT_GT(twin.page_size().size(), 1u);
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_add(cache.get(), 1, err); });
   twin.step({1}, {37});
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 2, 30, err); });
@@ -246,7 +246,7 @@ TEST(GroupTokens, SinksStayInEveryGroup) {
   std::vector<kvc_layer> layers{sized_layer(1, 8), sized_layer(3, 8, 0, 7)};
   for (kvc_layer& layer : layers) layer.rope = &rope;
   Twin twin(layers, 4);
-  ASSERT_GT(twin.page_tokens().size(), 1u);
+  ASSERT_GT(twin.page_size().size(), 1u);
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_add(cache.get(), 1, err); });
   twin.each(
       [](Cache& cache, kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, 14, 5, err); });
@@ -285,7 +285,7 @@ TEST(GroupTokens, AForkAtTheEndOfAPageOfEveryGroupCopiesNothing) {
 
 TEST(GroupTokens, SharedPrefixesAreReadTogetherOnPagesOfAnySize) {
   Twin twin({sized_layer(1, 8), sized_layer(4, 8), sized_layer(4, 8, 0, 5000)}, 8, 2500);
-  ASSERT_GT(twin.page_tokens().size(), 1u);
+  ASSERT_GT(twin.page_size().size(), 1u);
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_add(cache.get(), 1, err); });
   twin.step({1}, {2100});
   std::vector<kvc_seq> seqs{1};
@@ -302,7 +302,7 @@ TEST(GroupTokens, SharedPrefixesAreReadTogetherOnPagesOfAnySize) {
 
 TEST(GroupTokens, DebuggingWritesThroughTheGroupsPages) {
   Twin twin({sized_layer(1, 8), sized_layer(4, 8, 6, 9), sized_layer(1, 4, 4)}, 6);
-  ASSERT_GT(twin.page_tokens().size(), 1u);
+  ASSERT_GT(twin.page_size().size(), 1u);
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_add(cache.get(), 1, err); });
   twin.step({1}, {21});
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 2, -1, err); });
@@ -371,7 +371,7 @@ Indices<int32_t> narrow(const std::vector<int64_t>& values, std::vector<int64_t>
 TEST(GroupTokens, OperatorsOnExportedPagesComputeTheSame) {
   for (const kvc_pool_layout layout : {KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST}) {
     Twin twin({sized_layer(1, 8), sized_layer(4, 8, 0, 12), sized_layer(2, 6, 10)}, 7, 60, layout);
-    ASSERT_GT(twin.page_tokens().size(), 1u);
+    ASSERT_GT(twin.page_size().size(), 1u);
     Cache& cache = *twin.mixed;
     for (const kvc_seq seq : {1, 2})
       twin.each([&](Cache& each, kvc_error* err) { return kvc_seq_add(each.get(), seq, err); });
@@ -392,7 +392,7 @@ TEST(GroupTokens, OperatorsOnExportedPagesComputeTheSame) {
       const ExportedPool pool(cache, layer);
       EXPECT_EQ(pool.shape()[0], 60);
       EXPECT_EQ(pool.shape()[1], info.num_kv_heads);
-      EXPECT_EQ(pool.shape()[2], info.page_tokens);
+      EXPECT_EQ(pool.shape()[2], info.page_size);
       EXPECT_EQ(pool.shape()[3], info.k_dim);
       const auto table = [&](kvc_table_kind kind) { return table_of(cache, info.group, kind); };
       Indices<int64_t> slots(table(KVC_TABLE_SLOT_MAPPING));

@@ -255,7 +255,7 @@ TEST(FunctionTable, EverySlotIsTheFunctionOfItsName) {
   EXPECT_SLOT(cache_clear);
   EXPECT_SLOT(cache_resize);
   EXPECT_SLOT(cache_stats_get);
-  EXPECT_SLOT(cache_free_pages);
+  EXPECT_SLOT(cache_available_pages);
   EXPECT_SLOT(cache_total_length);
   EXPECT_SLOT(cache_is_empty);
   EXPECT_SLOT(cache_check);

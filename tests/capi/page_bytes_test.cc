@@ -146,7 +146,7 @@ TEST(Reserve, IsRefusedLikeAForwardAndChangesNothing) {
   cache.abort();
   expect_ok(reserve(2, 4));
   EXPECT_EQ(length_of(cache, 2), 4);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 0);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 0);
   expect_sound(cache);
 }
 

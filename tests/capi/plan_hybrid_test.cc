@@ -21,8 +21,8 @@ TEST(PlanHybrid, NarrowGroupsHaveMoreTokensPerPage) {
   const PlanHandle plan(net.config);
   const kvc_plan_info info = plan.info();
   ASSERT_EQ(info.num_groups, 2);
-  EXPECT_EQ(plan.group(0).page_tokens, 4);
-  EXPECT_EQ(plan.group(1).page_tokens, 8);
+  EXPECT_EQ(plan.group(0).page_size, 4);
+  EXPECT_EQ(plan.group(1).page_size, 8);
   EXPECT_EQ(plan.group(0).padding_bytes, 0u);
   EXPECT_EQ(plan.group(1).padding_bytes, 0u);
   EXPECT_EQ(plan.group(0).bytes_per_token, 2u * kDim * 4);
@@ -30,8 +30,8 @@ TEST(PlanHybrid, NarrowGroupsHaveMoreTokensPerPage) {
   EXPECT_EQ(plan.group(0).first_layer, 0);
   EXPECT_EQ(plan.group(1).first_layer, 1);
   EXPECT_EQ(info.prefix_block, 8);
-  EXPECT_EQ(plan.layer(0).page_tokens, 4);
-  EXPECT_EQ(plan.layer(1).page_tokens, 8);
+  EXPECT_EQ(plan.layer(0).page_size, 4);
+  EXPECT_EQ(plan.layer(1).page_size, 8);
   EXPECT_EQ(plan.layer(1).page_bytes, plan.layer(0).page_bytes);
   const int64_t longest = info.max_seq_len;
   EXPECT_EQ(plan.group(0).request_pages, (7 + 4 + 3) / 4 + 1);
@@ -47,7 +47,7 @@ TEST(PlanHybrid, PaddedGroupsHaveThePageSizeAndTellTheirPadding) {
   const PlanHandle plan(net.config);
   net.config.flags = KVC_CONFIG_PAD_PAGES;
   const PlanHandle padded(net.config);
-  EXPECT_EQ(padded.group(1).page_tokens, 4);
+  EXPECT_EQ(padded.group(1).page_size, 4);
   EXPECT_EQ(padded.group(1).padding_bytes, padded.info().page_bytes / 2);
   EXPECT_EQ(padded.info().prefix_block, 4);
   EXPECT_EQ(padded.info().num_layer_regions, 2);
@@ -74,7 +74,7 @@ TEST(PlanHybrid, SlicesOfAPipelineAgreeOnGroupsAndTokens) {
     ASSERT_EQ(slice.info().num_groups, whole.info().num_groups);
     EXPECT_EQ(slice.info().prefix_block, whole.info().prefix_block);
     for (int32_t group = 0; group < whole.info().num_groups; ++group) {
-      EXPECT_EQ(slice.group(group).page_tokens, whole.group(group).page_tokens);
+      EXPECT_EQ(slice.group(group).page_size, whole.group(group).page_size);
       EXPECT_EQ(slice.group(group).window, whole.group(group).window);
       EXPECT_EQ(slice.group(group).first_layer == -1, slice.group(group).num_layers == 0);
     }
@@ -118,7 +118,7 @@ TEST(PlanHybrid, MinPagesRefusesPlansOfDifferentGroups) {
   Net cross({attention_layer(8), cross_layer()});
   refused(cross.config, {"groups[1].is_cross = 1", "0"});
   net.config.page_size = 8;
-  refused(net.config, {"groups[0].page_tokens = 8", "4"});
+  refused(net.config, {"groups[0].page_size = 8", "4"});
   plans[1] = nullptr;
   expect_error(KVC_E_INVALID_ARGUMENT, {"plans[1] is NULL", "n = 2"}, call);
   expect_error(KVC_E_INVALID_ARGUMENT, {"n = 0"},
@@ -250,7 +250,7 @@ TEST(PlanBudget, CountsStatesHostPagesAndForwardsInFlight) {
   const nlohmann::json& group = json.at("groups").at(0);
   EXPECT_EQ(group.at("layers"), std::vector<int>{0});
   EXPECT_EQ(group.at("kind"), "window");
-  EXPECT_EQ(group.at("page_tokens"), 4);
+  EXPECT_EQ(group.at("page_size"), 4);
   EXPECT_EQ(group.at("page_bytes"), page_bytes);
   EXPECT_EQ(group.at("padding_bytes"), 0);
   EXPECT_EQ(group.at("bytes_per_token"), page_bytes / 4);

@@ -109,7 +109,7 @@ TEST(PlanRuns, A131072TokenRequestFillsTheUniformPlanOfIts16GiB) {
   net.config.max_seq_len = 131072;
   net.config.storage = KVC_STORAGE_NONE;
   Cache cache(net.config);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 8192);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 8192);
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
   const kvc_seq seq = 1;
   int64_t tokens = 131072;
@@ -121,7 +121,7 @@ TEST(PlanRuns, A131072TokenRequestFillsTheUniformPlanOfIts16GiB) {
   kvc_forward* fwd = nullptr;
   ASSERT_EQ(kvc_forward_begin(cache.get(), &desc, &fwd, nullptr), KVC_OK);
   ASSERT_EQ(kvc_forward_end(fwd, nullptr), KVC_OK);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 0);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 0);
 }
 
 }  // namespace

@@ -168,7 +168,7 @@ TEST(Plan, TakesABudgetInsteadOfPages) {
   model.config.num_pages = 0;
   model.config.byte_budget = 5 * page_bytes + 17;
   Cache cache(model.config);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 5);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 5);
   model.config.byte_budget = page_bytes - 1;
   const kvc_error error = expect_error(
       KVC_E_INVALID_ARGUMENT,

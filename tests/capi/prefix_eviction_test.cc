@@ -70,8 +70,8 @@ TEST_F(Eviction, EvictSaysHowManyPagesLeft) {
   publish(cache_, prompt_of(16, 5000));
   EXPECT_EQ(evicted(0), 0);
   EXPECT_EQ(evicted(3), 3);
-  EXPECT_EQ(stats_of(cache_).pages_cached, 5);
-  EXPECT_EQ(free_pages(), kPages) << "they were free before";
+  EXPECT_EQ(stats_of(cache_).pages_indexed, 5);
+  EXPECT_EQ(available_pages(), kPages) << "they were free before";
   EXPECT_EQ(evicted(100), 5);
   EXPECT_EQ(stats_of(cache_).prefix_blocks, 0);
   EXPECT_EQ(kvc_prefix_evict(get(), 1, nullptr, nullptr), KVC_OK) << "out_freed may be NULL";
@@ -125,7 +125,7 @@ TEST_F(Eviction, PinnedBlocksAreNeitherFreeNorEvicted) {
   expect_ok([&](kvc_error* err) { return kvc_prefix_pin(get(), &ask.call, &pinned, err); });
   EXPECT_EQ(pinned, 8);
   EXPECT_EQ(stats_of(cache_).prefix_pinned, 2);
-  EXPECT_EQ(free_pages(), kPages - 2);
+  EXPECT_EQ(available_pages(), kPages - 2);
   EXPECT_EQ(evicted(100), 2);
   EXPECT_EQ(held(cache_, two(100)), 8);
   press(kPages - 2);
@@ -140,7 +140,7 @@ TEST_F(Eviction, PinnedBlocksAreNeitherFreeNorEvicted) {
   expect_ok([&](kvc_error* err) { return kvc_prefix_unpin(get(), &ask.call, &unpinned, err); });
   EXPECT_EQ(unpinned, 8);
   EXPECT_EQ(stats_of(cache_).prefix_pinned, 0);
-  EXPECT_EQ(free_pages(), kPages);
+  EXPECT_EQ(available_pages(), kPages);
   EXPECT_EQ(cache_.begin({1}, {(kPages - 1) * kBlock}), KVC_OK);
   cache_.abort();
 }
@@ -176,7 +176,7 @@ TEST_F(Eviction, UnpinningPartOfAPinKeepsTheIndexSound) {
   ASSERT_EQ(kvc_prefix_pin(get(), &ask.call, nullptr, nullptr), KVC_OK);
   ASSERT_EQ(kvc_prefix_unpin(get(), &half.call, nullptr, nullptr), KVC_OK);
   expect_consistent(cache_);
-  const int64_t length = free_pages() * kBlock;
+  const int64_t length = available_pages() * kBlock;
   ASSERT_EQ(kvc_seq_add(get(), 1, nullptr), KVC_OK);
   EXPECT_EQ(cache_.begin({1}, {length}), KVC_OK) << "pages that count as free can be taken";
   cache_.abort();
@@ -187,7 +187,7 @@ TEST_F(Eviction, AResetForgetsPins) {
   Ask ask(two(100));
   ASSERT_EQ(kvc_prefix_pin(get(), &ask.call, nullptr, nullptr), KVC_OK);
   ASSERT_EQ(kvc_prefix_reset(get(), nullptr), KVC_OK);
-  EXPECT_EQ(free_pages(), kPages);
+  EXPECT_EQ(available_pages(), kPages);
   EXPECT_EQ(stats_of(cache_).prefix_pinned, 0);
   EXPECT_EQ(held(cache_, two(100)), 0);
 }
@@ -269,10 +269,10 @@ TEST_F(Eviction, QuotasAreRefusedByName) {
 
 TEST_F(Eviction, AShrunkPoolForgetsThePagesThatAreGone) {
   publish(cache_, prompt_of(kPages * kBlock));
-  EXPECT_EQ(stats_of(cache_).pages_cached, kPages);
+  EXPECT_EQ(stats_of(cache_).pages_indexed, kPages);
   expect_ok([&](kvc_error* err) { return kvc_cache_resize(get(), 6, err); });
-  EXPECT_EQ(free_pages(), 6);
-  EXPECT_LE(stats_of(cache_).pages_cached, 6);
+  EXPECT_EQ(available_pages(), 6);
+  EXPECT_LE(stats_of(cache_).pages_indexed, 6);
   EXPECT_LE(held(cache_, prompt_of(kPages * kBlock)), 6 * kBlock);
   Ask ask(prompt_of(kPages * kBlock));
   attached(cache_, 1, ask);
@@ -282,7 +282,7 @@ TEST_F(Eviction, AShrunkPoolForgetsThePagesThatAreGone) {
 
 TEST_F(Eviction, BeginFindsItsPagesInTheIndex) {
   publish(cache_, prompt_of(kPages * kBlock));
-  EXPECT_EQ(free_pages(), kPages);
+  EXPECT_EQ(available_pages(), kPages);
   const kvc_seq seq = 1;
   const int64_t length = kPages * kBlock;
   ASSERT_EQ(kvc_seq_add(get(), seq, nullptr), KVC_OK);

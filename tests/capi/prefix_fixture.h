@@ -163,7 +163,7 @@ class Prefix : public testing::Test {
         cache_((net_.config.storage = KVC_STORAGE_NONE, net_.config)) {}
   ~Prefix() override { expect_consistent(cache_); }
   kvc_cache* get() const { return cache_.get(); }
-  int64_t free_pages() const { return kvc_cache_free_pages(get()); }
+  int64_t available_pages() const { return kvc_cache_available_pages(get()); }
 
   Net net_;
   Cache cache_;

@@ -50,10 +50,10 @@ TEST(PrefixLayers, EveryGroupHasToServeAHit) {
   const int64_t hit = attached(cache, 2, ask.all().whole());
   EXPECT_EQ(hit, inside);
   for (int32_t g = 0; g < 2; ++g) {
-    const int64_t window = group_of(cache, g).window, page_tokens = group_of(cache, g).page_tokens;
+    const int64_t window = group_of(cache, g).window, page_size = group_of(cache, g).page_size;
     const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, hit - window + 1);
     EXPECT_GE(static_cast<int64_t>(pages_of(cache, 2, g).size()),
-              (hit - first + page_tokens - 1) / page_tokens)
+              (hit - first + page_size - 1) / page_size)
         << "group " << g;
   }
   // Forward by forward every block of the window is published before it is dropped.
@@ -77,7 +77,7 @@ TEST(PrefixLayers, WhenAWindowsPagesAreEvictedTheHitIsShorterOrGone) {
   ASSERT_EQ(held(cache, prompt), 24);
   int64_t last = 24;
   for (int step = 0; step < 40; ++step) {
-    const int64_t evictable = stats_of(cache).pages_evictable;
+    const int64_t evictable = stats_of(cache).pages_cached;
     int64_t freed = -1;
     ASSERT_EQ(kvc_prefix_evict(cache.get(), 1, &freed, nullptr), KVC_OK);
     EXPECT_GE(freed, std::min<int64_t>(1, evictable));
@@ -90,7 +90,7 @@ TEST(PrefixLayers, WhenAWindowsPagesAreEvictedTheHitIsShorterOrGone) {
     expect_consistent(cache);
   }
   EXPECT_EQ(last, 0);
-  EXPECT_EQ(stats_of(cache).pages_cached, 0);
+  EXPECT_EQ(stats_of(cache).pages_indexed, 0);
 }
 
 // Requests that share a system prompt, with another request between two of them.
@@ -120,7 +120,7 @@ TEST(PrefixLayers, ABlockIsAWholeNumberOfPagesOfEveryGroup) {
   info.struct_size = sizeof info;
   ASSERT_EQ(kvc_plan_info_get(cache.plan(), &info, nullptr), KVC_OK);
   for (int32_t g = 0; g < info.num_groups; ++g)
-    EXPECT_EQ(info.prefix_block % group_of(cache, g).page_tokens, 0) << "group " << g;
+    EXPECT_EQ(info.prefix_block % group_of(cache, g).page_size, 0) << "group " << g;
   const int64_t block = info.prefix_block;
   const Prompt prompt = prompt_of(3 * block + 1);
   serve(cache, 1, prompt);
@@ -145,8 +145,8 @@ TEST(PrefixLayers, ABlockThatBeginsInsideAnotherOneIsPublishedWithPagesOfItsOwn)
   Cache cache(bookkeeping(net));
   int64_t block = 0, inner = INT64_MAX;
   for (int32_t g = 0; g < 2; ++g) {
-    block = std::max<int64_t>(block, group_of(cache, g).page_tokens);
-    inner = std::min<int64_t>(inner, group_of(cache, g).page_tokens);
+    block = std::max<int64_t>(block, group_of(cache, g).page_size);
+    inner = std::min<int64_t>(inner, group_of(cache, g).page_size);
   }
   ASSERT_LT(inner, block);
   const Prompt first = prompt_of(block),

@@ -234,7 +234,7 @@ TEST_F(SharedPrefix, WhatIsOlderThanAResetIsNeverPublished) {
   expect_ok([&](kvc_error* err) { return kvc_prefix_reset(get(), err); });
   EXPECT_EQ(held(cache_, prompt), 0);
   EXPECT_EQ(stats_of(cache_).prefix_blocks, 0);
-  EXPECT_EQ(stats_of(cache_).pages_cached, 0);
+  EXPECT_EQ(stats_of(cache_).pages_indexed, 0);
   EXPECT_EQ(stats_of(cache_).pages_used, 2) << "the sequence keeps its pages";
   compute(1, Prompt(prompt.begin() + 6, prompt.end()));
   EXPECT_EQ(held(cache_, prompt), 0) << "its new tokens were computed from old ones";
@@ -252,7 +252,7 @@ TEST_F(SharedPrefix, ClearForgetsTheIndex) {
   ASSERT_EQ(kvc_cache_clear(get(), nullptr), KVC_OK);
   EXPECT_EQ(held(cache_, prompt_of(9)), 0);
   EXPECT_EQ(stats_of(cache_).prefix_blocks, 0);
-  EXPECT_EQ(kvc_cache_free_pages(get()), 16);
+  EXPECT_EQ(kvc_cache_available_pages(get()), 16);
 }
 
 TEST_F(SharedPrefix, WrittenAndMovedTokensAreNotPublished) {

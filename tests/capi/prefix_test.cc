@@ -133,7 +133,7 @@ TEST_F(Prefix, AnEmptyIndexHitsNothingAndStillAddsTheSequence) {
       << "out_tokens may be NULL";
   Ask nothing({});
   EXPECT_EQ(attached(cache_, 3, nothing), 0);
-  EXPECT_EQ(free_pages(), kPages);
+  EXPECT_EQ(available_pages(), kPages);
 }
 
 TEST_F(Prefix, AForwardPublishesItsFullBlocks) {
@@ -143,21 +143,21 @@ TEST_F(Prefix, AForwardPublishesItsFullBlocks) {
   kvc_stats stats = stats_of(cache_);
   EXPECT_EQ(stats.prefix_blocks, 2);
   EXPECT_EQ(stats.prefix_stored, 2u);
-  EXPECT_EQ(stats.pages_cached, 2);
-  EXPECT_EQ(stats.pages_evictable, 0) << "in use";
+  EXPECT_EQ(stats.pages_indexed, 2);
+  EXPECT_EQ(stats.pages_cached, 0) << "in use";
   EXPECT_EQ(held(cache_, prompt), 8);
   drop(cache_, 1);
-  EXPECT_EQ(free_pages(), kPages) << "what only the index holds is free";
+  EXPECT_EQ(available_pages(), kPages) << "what only the index holds is free";
   EXPECT_EQ(kvc_cache_is_empty(get()), 1);
   stats = stats_of(cache_);
-  EXPECT_EQ(stats.pages_evictable, 2);
+  EXPECT_EQ(stats.pages_cached, 2);
   EXPECT_EQ(stats.pages_used, 0);
   Ask ask(prompt);
   EXPECT_EQ(attached(cache_, 2, ask), 8);
   EXPECT_EQ(info_of(cache_, 2).length, 8);
   EXPECT_EQ(info_of(cache_, 2).known_tokens, 8);
   EXPECT_EQ(pages_of(cache_, 2, 0).size(), 2u);
-  EXPECT_EQ(free_pages(), kPages - 2);
+  EXPECT_EQ(available_pages(), kPages - 2);
   stats = stats_of(cache_);
   EXPECT_EQ(stats.prefix_lookups, 2u);
   EXPECT_EQ(stats.prefix_query_tokens, 20u);

@@ -58,10 +58,10 @@ TEST_F(Sequences, RefuseBadIds) {
 
 TEST_F(Sequences, ForkSharesPagesUntilOneSideWrites) {
   cache_.fill({1}, {10});
-  EXPECT_EQ(kvc_cache_free_pages(get()), 5);
+  EXPECT_EQ(kvc_cache_available_pages(get()), 5);
   expect_ok([&](kvc_error* err) { return kvc_seq_fork(get(), 1, 2, -1, err); });
   EXPECT_EQ(length(2), 10);
-  EXPECT_EQ(kvc_cache_free_pages(get()), 5) << "nothing is copied at fork time";
+  EXPECT_EQ(kvc_cache_available_pages(get()), 5) << "nothing is copied at fork time";
   expect_ok([&](kvc_error* err) { return kvc_seq_fork(get(), 1, 3, 4, err); });
   expect_ok([&](kvc_error* err) { return kvc_seq_fork(get(), 1, 4, 0, err); });
   EXPECT_EQ(length(3), 4);
@@ -72,7 +72,7 @@ TEST_F(Sequences, ForkSharesPagesUntilOneSideWrites) {
   ASSERT_EQ(kvc_seq_can_append(get(), 1, &two, &one, &missing, nullptr), KVC_OK);
   EXPECT_EQ(missing, 0);
   ASSERT_EQ(cache_.begin({2}, {1}), KVC_OK);
-  EXPECT_EQ(kvc_cache_free_pages(get()), 4) << "the partial page was copied";
+  EXPECT_EQ(kvc_cache_available_pages(get()), 4) << "the partial page was copied";
   cache_.finish();
   const Snapshot after = cache_.snapshot();
   EXPECT_EQ(after.pages[0][0], after.pages[1][0]);
@@ -114,7 +114,7 @@ TEST_F(Sequences, PopGoesPastForkPointsAndLeavesSiblingsAlone) {
   expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n"},
                  [&](kvc_error* err) { return kvc_seq_pop(get(), 1, INT64_MIN, err); });
   ASSERT_EQ(kvc_seq_remove(get(), 1, nullptr), KVC_OK);
-  EXPECT_EQ(kvc_cache_free_pages(get()), 8);
+  EXPECT_EQ(kvc_cache_available_pages(get()), 8);
 }
 
 TEST_F(Sequences, InfoTellsPositionsAndSharedPages) {

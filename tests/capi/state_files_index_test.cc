@@ -27,10 +27,10 @@ TEST(StateFilesOfKnownBlocks, AskForNoPageThatTheIndexHolds) {
   const Prompt known(prompt.begin(), prompt.begin() + 4);
   publish(cache, known);
   ASSERT_EQ(pinned(cache, known), 4);
-  ASSERT_EQ(stats_of(cache).pages_free, 17);
+  ASSERT_EQ(stats_of(cache).pages_available, 17);
   expect_ok([&](kvc_error* err) { return load(cache, {1}, file, err); });
   EXPECT_EQ(length_of(cache, 1), 18 * 4);
-  EXPECT_EQ(stats_of(cache).pages_free, 0);
+  EXPECT_EQ(stats_of(cache).pages_available, 0);
   expect_consistent(cache);
   EXPECT_EQ(saved(cache, {1}).size(), file.size());
 }

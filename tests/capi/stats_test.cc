@@ -30,9 +30,9 @@ class Stats : public testing::Test {
 TEST_F(Stats, BeginAtNought) {
   const kvc_stats s = stats();
   EXPECT_EQ(s.pages_total, 32);
-  EXPECT_EQ(s.pages_free, 32);
+  EXPECT_EQ(s.pages_available, 32);
   for (const int64_t value :
-       {s.slots_unused, s.pages_cached, s.pages_evictable, s.prefix_blocks, s.prefix_blocks_host,
+       {s.slots_unused, s.pages_indexed, s.pages_cached, s.prefix_blocks, s.prefix_blocks_host,
         s.prefix_pinned, s.host_pages_total, s.host_pages_used, s.num_swapped_seqs})
     EXPECT_EQ(value, 0);
   for (const uint64_t value : {s.prefix_lookups,
@@ -86,24 +86,24 @@ TEST_F(Stats, PublishedPagesAreCachedAndEvictableWhenNobodyHoldsThem) {
   append_ids(*cache_, 1, token_ids(11, 1));
   kvc_stats s = stats();
   EXPECT_EQ(s.prefix_blocks, 2);
-  EXPECT_EQ(s.pages_cached, 2);
-  EXPECT_EQ(s.pages_evictable, 0) << "the sequence holds them";
+  EXPECT_EQ(s.pages_indexed, 2);
+  EXPECT_EQ(s.pages_cached, 0) << "the sequence holds them";
   EXPECT_EQ(s.prefix_stored, 2u);
   EXPECT_EQ(s.pages_used, 3);
-  EXPECT_EQ(s.pages_free, 29);
+  EXPECT_EQ(s.pages_available, 29);
   EXPECT_EQ(info_of(*cache_, 1).known_tokens, 11);
   remove_seq(*cache_, 1);
   s = stats();
+  EXPECT_EQ(s.pages_indexed, 2);
   EXPECT_EQ(s.pages_cached, 2);
-  EXPECT_EQ(s.pages_evictable, 2);
   EXPECT_EQ(s.pages_used, 0);
-  EXPECT_EQ(s.pages_free, 32) << "evictable pages are free";
-  EXPECT_EQ(kvc_cache_free_pages(cache_->get()), 32);
+  EXPECT_EQ(s.pages_available, 32) << "evictable pages are free";
+  EXPECT_EQ(kvc_cache_available_pages(cache_->get()), 32);
   EXPECT_EQ(kvc_cache_is_empty(cache_->get()), 1);
   EXPECT_EQ(evict(*cache_, 1), 1);
   s = stats();
   EXPECT_EQ(s.prefix_blocks, 1);
-  EXPECT_EQ(s.pages_cached, 1);
+  EXPECT_EQ(s.pages_indexed, 1);
   EXPECT_EQ(s.prefix_evicted, 1u);
   EXPECT_EQ(s.prefix_stored, 2u);
   EXPECT_EQ(sum_of(s.block_lifetime), 1u);
@@ -111,7 +111,7 @@ TEST_F(Stats, PublishedPagesAreCachedAndEvictableWhenNobodyHoldsThem) {
   EXPECT_EQ(sum_of(s.block_reuse_gap), 0u);
   ASSERT_EQ(kvc_prefix_reset(cache_->get(), nullptr), KVC_OK);
   EXPECT_EQ(stats().prefix_blocks, 0);
-  EXPECT_EQ(stats().pages_cached, 0);
+  EXPECT_EQ(stats().pages_indexed, 0);
 }
 
 TEST_F(Stats, PagesThatAreNeededEvictOthers) {
@@ -120,9 +120,9 @@ TEST_F(Stats, PagesThatAreNeededEvictOthers) {
   add_tokens(*cache_, 2, 4 * 20);
   const kvc_stats s = stats();
   EXPECT_EQ(s.pages_used, 20);
-  EXPECT_EQ(s.pages_free, 12);
+  EXPECT_EQ(s.pages_available, 12);
   EXPECT_EQ(s.prefix_evicted, 4u) << "16 were cached and 16 vacant";
-  EXPECT_EQ(s.pages_evictable, 12);
+  EXPECT_EQ(s.pages_cached, 12);
   EXPECT_EQ(s.no_pages, 0u);
   EXPECT_EQ(sum_of(s.block_lifetime), 4u);
   EXPECT_EQ(sum_of(s.block_idle), 4u);
@@ -194,8 +194,8 @@ TEST_F(Stats, PinnedBlocksAreCountedAndNotFree) {
   ASSERT_EQ(kvc_prefix_pin(cache_->get(), &two.c, nullptr, nullptr), KVC_OK);
   kvc_stats s = stats();
   EXPECT_EQ(s.prefix_pinned, 2);
-  EXPECT_EQ(s.pages_evictable, 1);
-  EXPECT_EQ(s.pages_free, 30);
+  EXPECT_EQ(s.pages_cached, 1);
+  EXPECT_EQ(s.pages_available, 30);
   ASSERT_EQ(kvc_prefix_pin(cache_->get(), &two.c, nullptr, nullptr), KVC_OK);
   EXPECT_EQ(stats().prefix_pinned, 2) << "blocks, however often they are pinned";
   EXPECT_EQ(evict(*cache_, 5), 1);
@@ -203,7 +203,7 @@ TEST_F(Stats, PinnedBlocksAreCountedAndNotFree) {
     ASSERT_EQ(kvc_prefix_unpin(cache_->get(), &two.c, nullptr, nullptr), KVC_OK);
   s = stats();
   EXPECT_EQ(s.prefix_pinned, 0);
-  EXPECT_EQ(s.pages_free, 32);
+  EXPECT_EQ(s.pages_available, 32);
 }
 
 TEST_F(Stats, BlocksThatAQuotaKeepsOutAreRejected) {
@@ -218,7 +218,7 @@ TEST_F(Stats, BlocksThatAQuotaKeepsOutAreRejected) {
   append_ids(*cache_, 1, token_ids(16, 1));
   const kvc_stats s = stats();
   EXPECT_EQ(s.prefix_blocks, 2) << "the quota holds two, and those in use are not replaced";
-  EXPECT_EQ(s.pages_cached, 2);
+  EXPECT_EQ(s.pages_indexed, 2);
   EXPECT_GE(s.prefix_rejected, 1u);
 }
 
@@ -267,7 +267,7 @@ TEST_F(StatsWithHost, EvictedPagesGoToTheHostAndComeBack) {
   EXPECT_EQ(s.prefix_demoted, 3u);
   EXPECT_EQ(s.prefix_blocks, 4) << "both tiers";
   EXPECT_EQ(s.prefix_blocks_host, 3);
-  EXPECT_EQ(s.pages_cached, 1);
+  EXPECT_EQ(s.pages_indexed, 1);
   EXPECT_EQ(s.prefix_evicted, 0u) << "nothing has left the index";
   const Query query(token_ids(16, 1));
   EXPECT_EQ(attach(*cache_, 2, query), 16);
@@ -275,7 +275,7 @@ TEST_F(StatsWithHost, EvictedPagesGoToTheHostAndComeBack) {
   EXPECT_EQ(s.prefix_promoted, 3u);
   EXPECT_EQ(s.prefix_blocks_host, 0);
   EXPECT_EQ(s.host_pages_used, 0);
-  EXPECT_EQ(s.pages_cached, 4);
+  EXPECT_EQ(s.pages_indexed, 4);
 }
 
 TEST_F(StatsWithHost, SwappedSequencesLeaveNoSlotsUnused) {
@@ -311,16 +311,16 @@ TEST_F(StatsWithHost, PagesOfTheIndexStayThereWhenTheirSequenceSwaps) {
   append_ids(*cache_, 1, token_ids(10, 1));
   ASSERT_EQ(swap_out(*cache_, {1}), KVC_OK);
   kvc_stats s = stats();
+  EXPECT_EQ(s.pages_indexed, 2);
   EXPECT_EQ(s.pages_cached, 2);
-  EXPECT_EQ(s.pages_evictable, 2);
   EXPECT_EQ(s.pages_used, 0);
   EXPECT_EQ(s.host_pages_used, 3);
   const Query query(token_ids(10, 1));
   EXPECT_EQ(match(*cache_, query), 8);
   ASSERT_EQ(swap_in(*cache_, {1}), KVC_OK);
   s = stats();
-  EXPECT_EQ(s.pages_evictable, 0) << "the sequence has taken the index's pages over";
-  EXPECT_EQ(s.pages_cached, 2);
+  EXPECT_EQ(s.pages_cached, 0) << "the sequence has taken the index's pages over";
+  EXPECT_EQ(s.pages_indexed, 2);
   EXPECT_EQ(s.pages_used, 3);
   EXPECT_EQ(s.prefix_stored, 2u);
   EXPECT_EQ(match(*cache_, query), 8);
@@ -332,8 +332,8 @@ TEST_F(StatsWithHost, WhatTheIndexLostMeanwhileIsPublishedAgain) {
   EXPECT_EQ(evict(*cache_, 2), 2);
   ASSERT_EQ(swap_in(*cache_, {1}), KVC_OK);
   EXPECT_EQ(match(*cache_, Query(token_ids(10, 1))), 8);
-  EXPECT_EQ(stats().pages_cached, 2);
-  EXPECT_EQ(stats().pages_evictable, 0);
+  EXPECT_EQ(stats().pages_indexed, 2);
+  EXPECT_EQ(stats().pages_cached, 0);
 }
 
 TEST_F(StatsWithHost, TheBlocksOfASwappedSequenceWereInUseUntilThen) {
@@ -342,7 +342,7 @@ TEST_F(StatsWithHost, TheBlocksOfASwappedSequenceWereInUseUntilThen) {
   remove_seq(*cache_, 2);
   ASSERT_EQ(swap_out(*cache_, {1}), KVC_OK);
   append_pattern(*cache_, 3, 4 * 31, 3);  // all but one of the 32 pages
-  EXPECT_EQ(stats().pages_cached, 1);
+  EXPECT_EQ(stats().pages_indexed, 1);
   remove_seq(*cache_, 3);
   EXPECT_EQ(match(*cache_, Query(token_ids(4, 2))), 4) << "evicted first, to the host";
   EXPECT_EQ(stats().prefix_blocks_host, 1);

@@ -109,7 +109,7 @@ TEST_F(SwapRefusals, AFullDeviceTellsHowManyPagesAreMissing) {
   ASSERT_EQ(swap_out(*cache_, {1}), KVC_OK);
   append_pattern(*cache_, 2, 15, 2);
   append_pattern(*cache_, 4, 5, 4);
-  ASSERT_EQ(kvc_cache_free_pages(get()), 1);
+  ASSERT_EQ(kvc_cache_available_pages(get()), 1);
   EXPECT_EQ(expect_refused(*cache_, KVC_E_NO_PAGES, {"3 pages", "2 pages"},
                            [&](kvc_error* err) { return swap_in(*cache_, {1}, err); })
                 .detail,

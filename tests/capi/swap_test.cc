@@ -26,7 +26,7 @@ TEST(Swap, ASequenceComesBackAsItWasInEveryKindOfLayer) {
     EXPECT_EQ(length_of(cache, 1), 19);
     const kvc_stats swapped = stats_of(cache);
     EXPECT_EQ(swapped.pages_used, full.pages_used - before.num_pages);
-    EXPECT_EQ(swapped.pages_free, full.pages_free + before.num_pages);
+    EXPECT_EQ(swapped.pages_available, full.pages_available + before.num_pages);
     EXPECT_GE(swapped.host_pages_used, before.num_pages);
     EXPECT_EQ(swapped.num_swapped_seqs, 1);
     EXPECT_EQ(swapped.num_seqs, 2);
@@ -122,7 +122,7 @@ class SwapForks : public testing::Test {
   void expect_pages(int64_t device, int64_t host) const {
     EXPECT_EQ(stats_of(*cache_).pages_used, device);
     EXPECT_EQ(stats_of(*cache_).host_pages_used, host);
-    EXPECT_EQ(kvc_cache_free_pages(cache_->get()), 32 - device);
+    EXPECT_EQ(kvc_cache_available_pages(cache_->get()), 32 - device);
     expect_sound(*cache_);
   }
   void expect_contents() const {

@@ -223,7 +223,7 @@ TEST_F(FileTier, AQuotaMayKeepBlocksPrivate) {
   ASSERT_EQ(kvc_prefix_quota_set(second.get(), "A", 1, bytes, nullptr), KVC_OK);
   EXPECT_EQ(hit(second, 1, 24, 7, "A"), 24);
   remove_seq(second, 1);
-  EXPECT_LE(stats_of(second).pages_cached, 2);
+  EXPECT_LE(stats_of(second).pages_indexed, 2);
 }
 
 TEST_F(FileTier, HashesOfTheCallerWorkInTheirNamespaceAlone) {

@@ -343,7 +343,7 @@ TEST_F(TreeCalls, ATreeHasAtMost4096Nodes) {
   const int32_t leaf = 4095;
   EXPECT_EQ(kvc_tree_commit(cache.get(), 1, &seq, &leaf, nullptr, nullptr), KVC_OK);
   EXPECT_EQ(length_of(cache, 1), 2);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 2999);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 2999);
 }
 
 TEST_F(TreeCalls, ACacheWithStatesHasNoTrees) {
@@ -402,7 +402,7 @@ TEST_F(TreeCalls, ACommitKeepsASubsetInAnyOrder) {
   add_tokens(cache_, 3, 4);
   ASSERT_EQ(cache_.begin_with({{1, 2, 3}, {3, 2, 4}, {-1, 0, 1, -1, 0, -1, -1, 0, 2}}), KVC_OK);
   cache_.finish();
-  const int64_t free_before = kvc_cache_free_pages(get());
+  const int64_t free_before = kvc_cache_available_pages(get());
   ASSERT_EQ(commit({3, 1}, {3, -1}), KVC_OK);
   EXPECT_EQ(length_of(cache_, 1), 5) << "leaf -1 keeps nothing";
   EXPECT_EQ(length_of(cache_, 2), 3);
@@ -410,7 +410,7 @@ TEST_F(TreeCalls, ACommitKeepsASubsetInAnyOrder) {
   EXPECT_EQ(info_of(cache_, 2).tree_nodes, 2);
   EXPECT_EQ(stats_of(cache_).tree_tokens, 2u);
   EXPECT_EQ(kvc_cache_total_length(get()), 15);
-  EXPECT_GE(kvc_cache_free_pages(get()), free_before);
+  EXPECT_GE(kvc_cache_available_pages(get()), free_before);
   EXPECT_EQ(kvc_cache_check(get(), nullptr), KVC_OK);
   ASSERT_EQ(commit({2}, {1}), KVC_OK);
   EXPECT_EQ(length_of(cache_, 2), 5);

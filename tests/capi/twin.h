@@ -35,15 +35,15 @@ class Twin {
       EXPECT_EQ(kvc_plan_layer_get(mixed->plan(), static_cast<int32_t>(l), &info, nullptr), KVC_OK);
       infos.push_back(info);
       Net net({layers[l]}, num_pages);
-      net.config.page_size = info.page_tokens;
+      net.config.page_size = info.page_size;
       singles.push_back(std::make_unique<Cache>(net.config));
     }
   }
 
   size_t num_layers() const { return infos.size(); }
-  std::set<int32_t> page_tokens() const {
+  std::set<int32_t> page_size() const {
     std::set<int32_t> sizes;
-    for (const kvc_layer_info& info : infos) sizes.insert(info.page_tokens);
+    for (const kvc_layer_info& info : infos) sizes.insert(info.page_size);
     return sizes;
   }
   std::vector<Cache*> all() const {
@@ -133,7 +133,7 @@ class Twin {
   // offsets.
   void compare_tables(size_t l) {
     const Cache& single = *singles[l];
-    const int32_t group = infos[l].group, tokens = infos[l].page_tokens;
+    const int32_t group = infos[l].group, tokens = infos[l].page_size;
     for (const kvc_table_kind kind : {KVC_TABLE_INDPTR, KVC_TABLE_LAST_PAGE_LEN, KVC_TABLE_SEQ_LENS,
                                       KVC_TABLE_QO_INDPTR, KVC_TABLE_PAGE_POSITION})
       EXPECT_EQ(table_of(*mixed, group, kind), table_of(single, 0, kind))

@@ -459,10 +459,10 @@ TEST(SequenceWindow, SetLaterFreesPagesAtOnceAndMayBeWidenedWhileTheTokensAreThe
   Net net({attention_layer()});
   Cache cache(net.config);
   add_tokens(cache, 1, 20);
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 27);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 27);
   expect_ok([&](kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, 8, 2, err); });
   EXPECT_EQ(pages_of(cache, 1, 0).size(), 3u) << "the sinks' page and tokens 12..19";
-  EXPECT_EQ(kvc_cache_free_pages(cache.get()), 29);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 29);
   kvc_seq_info info = info_of(cache, 1);
   EXPECT_EQ(info.first_position, 12);
   EXPECT_EQ(info.last_position, 19);

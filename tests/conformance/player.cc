@@ -171,7 +171,7 @@ Json fields_of(const kvc_stats& of) {
   return {KVC_FIELD(num_seqs),
           KVC_FIELD(total_length),
           KVC_FIELD(pages_total),
-          KVC_FIELD(pages_free),
+          KVC_FIELD(pages_available),
           KVC_FIELD(pages_used),
           KVC_FIELD(pages_shared),
           KVC_FIELD(pages_peak),
@@ -181,8 +181,8 @@ Json fields_of(const kvc_stats& of) {
           KVC_FIELD(pages_copied),
           KVC_FIELD(no_pages),
           KVC_FIELD(tree_tokens),
+          KVC_FIELD(pages_indexed),
           KVC_FIELD(pages_cached),
-          KVC_FIELD(pages_evictable),
           KVC_FIELD(prefix_blocks),
           KVC_FIELD(prefix_pinned),
           KVC_FIELD(prefix_lookups),
@@ -200,7 +200,7 @@ Json fields_of(const kvc_stats& of) {
 
 std::string Player::snapshot() const {
   std::ostringstream text;
-  text << "free " << kvc_cache_free_pages(cache) << " total " << kvc_cache_total_length(cache);
+  text << "free " << kvc_cache_available_pages(cache) << " total " << kvc_cache_total_length(cache);
   kvc_plan_info info{};
   info.struct_size = sizeof info;
   EXPECT_EQ(kvc_plan_info_get(plan, &info, nullptr), KVC_OK);
@@ -229,7 +229,7 @@ void Player::check_expectations(const Fields& expect) {
         << "sequence " << seq;
     found["lengths"][seq] = length;
   }
-  if (expect.has("free_pages")) found["free_pages"] = kvc_cache_free_pages(cache);
+  if (expect.has("available_pages")) found["available_pages"] = kvc_cache_available_pages(cache);
   if (expect.has("empty")) found["empty"] = kvc_cache_is_empty(cache);
   if (expect.has("total_length")) found["total_length"] = kvc_cache_total_length(cache);
   if (expect.has("seqs")) found["seqs"] = all_seqs();

@@ -14,7 +14,7 @@ SEQ_OPS = ["FORK", "POP", "SHIFT"]
 KEY_TYPES = {"ADAPTER": 1, "MEDIA": 2, "USER": 256}
 PREFIX_FLAGS = {"ALL_TOKENS": 1, "WHOLE_BLOCKS": 2}
 
-EXPECT = {"lengths", "free_pages", "empty", "total_length", "seqs", "info", "pages", "stats"}
+EXPECT = {"lengths", "available_pages", "empty", "total_length", "seqs", "info", "pages", "stats"}
 
 
 class Writer(LayerSteps, OperatorSteps):

@@ -105,7 +105,7 @@ struct TwinPool {
     float scale = storage.scale;
     if (!scales.host.empty()) {
       scale = static_cast<float>(std::exp2(random.between(-9, 3))) * 0.01f;
-      scales.host[static_cast<size_t>((page * stored_heads() + head) * page_tokens() + offset)] =
+      scales.host[static_cast<size_t>((page * stored_heads() + head) * page_size() + offset)] =
           scale;
     }
     for (int32_t d = 0; d < dim; ++d) {
@@ -132,7 +132,7 @@ struct TwinPool {
     reinterpret_cast<float*>(row_address(plain, page, head, offset))[d] =
         std::numeric_limits<float>::infinity();
   }
-  int64_t page_tokens() const { return plain.head_stride / plain.token_stride; }
+  int64_t page_size() const { return plain.head_stride / plain.token_stride; }
   int64_t stored_heads() const { return plain.page_stride / plain.head_stride; }
   kernels::PagedRows on_device() {
     kernels::PagedRows rows = stored;

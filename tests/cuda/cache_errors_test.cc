@@ -66,7 +66,7 @@ Picture picture_of(OneCache& cache, const SmallModel& model, const std::vector<k
   }
   const kvc_stats stats = cache.stats();
   for (const auto number :
-       {stats.pages_free, stats.pages_used, stats.pages_shared, stats.pages_cached})
+       {stats.pages_available, stats.pages_used, stats.pages_shared, stats.pages_indexed})
     picture.numbers.push_back(static_cast<int64_t>(number));
   return picture;
 }
@@ -364,7 +364,7 @@ TEST_F(CudaErrors, ABeginThatFailsOnTheDeviceTakesNothing) {
     }
     const kvc_stats after = forked.cache.stats();
     EXPECT_EQ(after.pages_used, before.pages_used);
-    EXPECT_EQ(after.pages_free, before.pages_free);
+    EXPECT_EQ(after.pages_available, before.pages_available);
     EXPECT_EQ(after.pages_shared, before.pages_shared);
     EXPECT_EQ(bits_of(forked.cache.step({2}, {9}, 7)), bits_of(expected))
         << "its pages are sent again";
@@ -396,9 +396,9 @@ struct FullPool {
     int64_t hit = 0;
     EXPECT_EQ(kvc_prefix_match(cache.cache, &query, &hit, nullptr), KVC_OK);
     EXPECT_EQ(hit, 16);
-    EXPECT_EQ(cache.stats().pages_cached, 4);
+    EXPECT_EQ(cache.stats().pages_indexed, 4);
     EXPECT_EQ(cache.stats().prefix_evicted, 0u);
-    EXPECT_EQ(cache.stats().pages_free, 4);
+    EXPECT_EQ(cache.stats().pages_available, 4);
     cache.check();
   }
   OneCache cache;
@@ -421,7 +421,7 @@ TEST_F(CudaErrors, ARefusedReplayEvictsNothing) {
   // What is not refused does evict.
   kvc_forward* forward = device.cache.begin({2}, {1}, nullptr, 0);
   ASSERT_NE(forward, nullptr) << device.cache.message;
-  EXPECT_EQ(device.cache.stats().pages_cached, 3);
+  EXPECT_EQ(device.cache.stats().pages_indexed, 3);
   EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
 }
 

@@ -23,14 +23,14 @@ struct CacheState {
   kvc_stats stats{};
   std::vector<kvc_seq> seqs;
   std::vector<kvc_seq_info> infos;
-  int64_t free_pages = 0, total_length = 0;
+  int64_t available_pages = 0, total_length = 0;
   int32_t is_empty = 0;
 
   bool operator==(const CacheState& other) const {
     return std::memcmp(&stats, &other.stats, sizeof stats) == 0 && seqs == other.seqs &&
            (infos.empty() ||
             std::memcmp(infos.data(), other.infos.data(), infos.size() * sizeof infos[0]) == 0) &&
-           free_pages == other.free_pages && total_length == other.total_length &&
+           available_pages == other.available_pages && total_length == other.total_length &&
            is_empty == other.is_empty;
   }
 };
@@ -49,12 +49,12 @@ inline CacheState state_of(const kvc_cache* cache) {
     state.infos[i].struct_size = sizeof state.infos[i];
     KVC_FUZZ_CHECK(kvc_seq_info_get(cache, state.seqs[i], &state.infos[i], nullptr) == KVC_OK);
   }
-  state.free_pages = kvc_cache_free_pages(cache);
+  state.available_pages = kvc_cache_available_pages(cache);
   state.total_length = kvc_cache_total_length(cache);
   state.is_empty = kvc_cache_is_empty(cache);
-  KVC_FUZZ_CHECK(state.stats.pages_free == state.free_pages &&
+  KVC_FUZZ_CHECK(state.stats.pages_available == state.available_pages &&
                  state.stats.total_length == state.total_length);
-  KVC_FUZZ_CHECK(state.stats.pages_used + state.stats.pages_free == state.stats.pages_total);
+  KVC_FUZZ_CHECK(state.stats.pages_used + state.stats.pages_available == state.stats.pages_total);
   KVC_FUZZ_CHECK(static_cast<size_t>(state.stats.num_seqs) == state.seqs.size());
   return state;
 }

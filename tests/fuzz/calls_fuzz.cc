@@ -215,7 +215,7 @@ class Life {
     const CacheState after = state_of(cache_);
     KVC_FUZZ_CHECK(after.seqs == before_forward_.seqs &&
                    after.total_length == before_forward_.total_length &&
-                   after.free_pages == before_forward_.free_pages &&
+                   after.available_pages == before_forward_.available_pages &&
                    after.stats.tree_tokens == before_forward_.stats.tree_tokens);
     for (size_t i = 0; i < after.infos.size(); ++i) {
       const kvc_seq_info &a = after.infos[i], &b = before_forward_.infos[i];

@@ -90,7 +90,7 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     KVC_FUZZ_CHECK(kvc_plan_group_get(plan, group, &one, nullptr) == KVC_OK);
     KVC_FUZZ_CHECK(one.page_bytes == group_bytes[static_cast<size_t>(group)] &&
                    one.page_bytes + one.padding_bytes == info.page_bytes);
-    KVC_FUZZ_CHECK(one.page_tokens % info.page_size == 0 &&
+    KVC_FUZZ_CHECK(one.page_size % info.page_size == 0 &&
                    (one.first_layer < 0) == (one.num_layers == 0));
   }
   get_sized<kvc_layer_info>(input, [&](kvc_layer_info* out) {
@@ -129,7 +129,7 @@ void one_step(Input& input, kvc_cache* cache) {
   box.put(0, &desc, sizeof(desc));
 
   const int64_t length_before = kvc_cache_total_length(cache);
-  const int64_t free_before = kvc_cache_free_pages(cache);
+  const int64_t free_before = kvc_cache_available_pages(cache);
   kvc_forward* fwd = nullptr;
   ErrorBox err(input);
   const kvc_status status = kvc_forward_begin(
@@ -151,7 +151,7 @@ void one_step(Input& input, kvc_cache* cache) {
     KVC_FUZZ_CHECK(kvc_forward_abort(fwd, nullptr) == KVC_OK);
   }
   KVC_FUZZ_CHECK(kvc_cache_total_length(cache) == length_before &&
-                 kvc_cache_free_pages(cache) == free_before);
+                 kvc_cache_available_pages(cache) == free_before);
 }
 
 void short_life(Input& input, const kvc_plan* plan) {

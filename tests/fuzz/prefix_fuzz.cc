@@ -19,10 +19,10 @@ std::array<int64_t, 6> look(const kvc_cache* cache) {
   kvc_stats stats{};
   stats.struct_size = sizeof stats;
   KVC_FUZZ_CHECK(kvc_cache_stats_get(cache, &stats, nullptr) == KVC_OK);
-  KVC_FUZZ_CHECK(stats.pages_free == kvc_cache_free_pages(cache) &&
-                 stats.pages_evictable <= stats.pages_cached &&
-                 stats.pages_used + stats.pages_free == stats.pages_total);
-  return {stats.num_seqs,      stats.total_length,  stats.pages_free,
+  KVC_FUZZ_CHECK(stats.pages_available == kvc_cache_available_pages(cache) &&
+                 stats.pages_cached <= stats.pages_indexed &&
+                 stats.pages_used + stats.pages_available == stats.pages_total);
+  return {stats.num_seqs,      stats.total_length,  stats.pages_available,
           stats.prefix_blocks, stats.prefix_pinned, static_cast<int64_t>(stats.events_made)};
 }
 

@@ -47,7 +47,7 @@ def go(build, project):
         f'package main\n\nimport (\n\t"fmt"\n\n\tkvcache "{GO_MODULE}"\n)\n\n{check}\nfunc main() {{\n{ten_lines("go")}}}\n'
     )
     printed = run(["go", "run", "."], project, **environment)
-    assert printed == "127 free pages, 6 tokens in two sequences\n", printed
+    assert printed == "127 pages available, 6 tokens in two sequences\n", printed
 
 
 def main():

@@ -15,11 +15,11 @@ int main(void) {
     fprintf(stderr, "%s: %s\n", kvc_status_name(err.status), err.message);
     return 1;
   }
-  const int64_t free_pages = kvc_cache_free_pages(cache);
+  const int64_t available_pages = kvc_cache_available_pages(cache);
   kvc_cache_destroy(cache);
   kvc_plan_destroy(plan);
-  if (free_pages != 4 || kvc_abi_version() != KVC_ABI_VERSION) {
-    fprintf(stderr, "%lld free pages, ABI %x\n", (long long)free_pages,
+  if (available_pages != 4 || kvc_abi_version() != KVC_ABI_VERSION) {
+    fprintf(stderr, "%lld pages available, ABI %x\n", (long long)available_pages,
             (unsigned)kvc_abi_version());
     return 1;
   }

@@ -20,17 +20,11 @@ RETIRED = {
 }
 # Identifiers and words that stay, each with the path below which it may stand: names of the public interface, words of mathematics.
 ALLOWED = {
-    ("pages_evictable", "src/cache/cache.cc"),
-    ("pages_evictable", "tools/metrics/prometheus.cc"),
-    ("pages_evictable", "tools/replay/replay.cc"),
-    ("page_tokens", "src/capi/plan.cc"),
-    ("page_tokens", "src/plan/to_json.cc"),
-    ("page_tokens", "tools/plan/report.cc"),
     ("angles", "kernels/cuda/rope/sine_cosine.h"),
 }
 CLAUSE = re.compile(r"\S\s*//\s*(that|who|what|of|for which|and)\b", re.IGNORECASE)
 FOLDERS = ("src", "kernels", "tools")
-# The public header keeps words that its readers know (an "evictable" block), so only its comments' form is checked.
+# The public header has words of its own readers, so only its comments' form is checked.
 CLAUSE_FOLDERS = (*FOLDERS, "include", "bench", "examples")
 PATTERNS = [(re.compile(rf"(?<![A-Za-z])({words})(?![A-Za-z])"), better) for words, better in RETIRED.items()]
 IDENTIFIER = re.compile(r"\w+")
@@ -41,7 +35,7 @@ def is_allowed(word, path):
 
 
 def identifier_at(line, position):
-    """The whole identifier around a position: `pages_evictable` for a match of `evictable`."""
+    """The whole identifier around a position: `num_evictable` for a match of `evictable`."""
     return next(match.group() for match in IDENTIFIER.finditer(line) if match.start() <= position < match.end())
 
 

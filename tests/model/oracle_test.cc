@@ -225,7 +225,7 @@ ModelLimits window_limits() {
   limits.num_pages = 100;
   limits.has_attention = limits.has_window = true;
   limits.groups = {{}, {.window = 5}};
-  for (ModelGroup& group : limits.groups) group.page_tokens = limits.page_size;
+  for (ModelGroup& group : limits.groups) group.page_size = limits.page_size;
   return limits;
 }
 

@@ -12,8 +12,8 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs, size_t gr
   std::map<int, std::vector<kvc_seq>> sharers;
   for (const kvc_seq seq : seqs) {
     const ModelSequence& sequence = at(seq);
-    if (sequence.slots() % page_tokens(group) == 0) continue;
-    const auto last = sequence.tables[group].pages.find(sequence.slots() / page_tokens(group));
+    if (sequence.slots() % page_size(group) == 0) continue;
+    const auto last = sequence.tables[group].pages.find(sequence.slots() / page_size(group));
     if (last != sequence.tables[group].pages.end() && holders(last->second) > 1)
       sharers[last->second].push_back(seq);
   }
@@ -32,7 +32,7 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs, size_t gr
 int64_t PageModel::new_pages(size_t group, const ModelTable& table, int64_t slots,
                              int64_t append) const {
   int64_t count = 0;
-  for (int64_t i = slots / page_tokens(group); i < pages_for(group, slots + append); ++i)
+  for (int64_t i = slots / page_size(group); i < pages_for(group, slots + append); ++i)
     count += table.pages.count(i) == 0 ? 1 : 0;
   return count;
 }
@@ -90,7 +90,7 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
       const bool is_cross = limits_.groups[g].is_cross;
       const int64_t more = is_cross ? (cross.empty() ? 0 : cross[i]) : lengths[i];
       if (more < 0) continue;
-      const bool countless = more > limits_.num_pages * page_tokens(g) + 1;
+      const bool countless = more > limits_.num_pages * page_size(g) + 1;
       if (countless) alone += limits_.num_pages + 1;  // not worth counting
       if (countless) continue;
       const int64_t fresh =
@@ -105,7 +105,7 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
   for (size_t g = 0; g < limits_.groups.size(); ++g)
     needed += static_cast<int64_t>(copiers(seqs, g).size());
   // Pages are asked for first; a question sums both up.
-  int64_t pages = std::max<int64_t>(0, needed - free_pages());
+  int64_t pages = std::max<int64_t>(0, needed - available_pages());
   for (size_t i = 0; i < seqs.size() && pages > 0; ++i) {
     const ModelSequence& sequence = at(seqs[i]);
     for (size_t g = 0; g < limits_.groups.size(); ++g) {
@@ -216,13 +216,13 @@ Expected PageModel::begin(const ModelBatch& batch) {
     for (size_t g = 0; g < limits_.groups.size(); ++g) {
       std::map<int64_t, int>& pages = sequence.tables[g].pages;
       if (copying[g].count(entry.seq) != 0) {
-        int& last = pages.at(entry.old_slots / page_tokens(g));
+        int& last = pages.at(entry.old_slots / page_size(g));
         entry.replaced_pages.push_back(last);
         last = take_page();
         ++copied_;
       }
       const bool is_cross = limits_.groups[g].is_cross;
-      const int64_t first = is_cross ? 0 : entry.old_slots / page_tokens(g);
+      const int64_t first = is_cross ? 0 : entry.old_slots / page_size(g);
       const int64_t last = pages_for(g, is_cross ? entry.cross : entry.old_slots + entry.append);
       for (int64_t index = first; index < last; ++index) {
         if (pages.count(index) == 0) pages[index] = take_page();

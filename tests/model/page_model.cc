@@ -127,17 +127,17 @@ Expected PageModel::overwrite(kvc_seq seq, const std::vector<int>& groups, int64
     if (n == 0) continue;
     expected.also(!keeps(sequence, static_cast<size_t>(g), {begin, begin + n}), KVC_E_OUT_OF_RANGE);
     for (auto& [index, page] : table.pages) {
-      if (index < begin / page_tokens(static_cast<size_t>(g)) ||
-          index > (begin + n - 1) / page_tokens(static_cast<size_t>(g)))
+      if (index < begin / page_size(static_cast<size_t>(g)) ||
+          index > (begin + n - 1) / page_size(static_cast<size_t>(g)))
         continue;
       if (holders(page) > 1) shared.push_back(&page);
     }
     copies = static_cast<int64_t>(shared.size());
   }
   if (!expected.ok()) return expected;
-  if (copies > free_pages()) {
+  if (copies > available_pages()) {
     expected.errors.insert(KVC_E_NO_PAGES);
-    expected.missing_pages = copies - free_pages();
+    expected.missing_pages = copies - available_pages();
     expected.detail = expected.missing_pages;
     return expected;
   }
@@ -227,7 +227,7 @@ kvc_stats PageModel::expected_stats() const {
   stats.num_seqs = static_cast<int64_t>(sequences_.size());
   stats.total_length = total_length();
   stats.pages_total = limits_.num_pages;
-  stats.pages_free = free_pages();
+  stats.pages_available = available_pages();
   stats.pages_used = used_pages();
   stats.pages_shared = shared_pages();
   stats.pages_peak = peak_;

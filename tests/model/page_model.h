@@ -32,7 +32,7 @@ struct Expected {
 
 // Layers that share a page table.
 struct ModelGroup {
-  int64_t page_tokens = 16;
+  int64_t page_size = 16;
   int64_t window = 0, chunk = 0;
   bool is_cross = false;
   bool has_attention = false;  // layers that kvc_debug_set_kv writes
@@ -55,8 +55,8 @@ struct ModelLimits {
   bool has_chunk = false, has_window = false, has_cross = false, has_on_read = false;
 };
 
-// Kept pages of one sequence and group, by index: page i holds tokens [i * page_tokens, (i + 1) *
-// page_tokens).
+// Kept pages of one sequence and group, by index: page i holds tokens [i * page_size, (i + 1) *
+// page_size).
 struct ModelTable {
   std::map<int64_t, int> pages;
   int64_t gone_end =
@@ -153,9 +153,9 @@ class PageModel {
   const ModelEntry* entry_of(kvc_seq seq) const;
   int64_t num_rows() const;
   int64_t num_cross_rows() const;
-  int64_t page_tokens(size_t group) const { return limits_.groups[group].page_tokens; }
+  int64_t page_size(size_t group) const { return limits_.groups[group].page_size; }
   int64_t pages_for(size_t group, int64_t tokens) const {
-    return (tokens + page_tokens(group) - 1) / page_tokens(group);
+    return (tokens + page_size(group) - 1) / page_size(group);
   }
   const ModelLimits& limits() const { return limits_; }
   int holders(int page) const;
@@ -170,7 +170,7 @@ class PageModel {
   std::vector<int> committed_pages(kvc_seq seq, size_t group) const;
 
   int64_t used_pages() const { return static_cast<int64_t>(holders_.size()); }
-  int64_t free_pages() const { return limits_.num_pages - used_pages(); }
+  int64_t available_pages() const { return limits_.num_pages - used_pages(); }
   int64_t used_states() const { return static_cast<int64_t>(state_holders_.size()); }
   int64_t shared_pages() const;
   int64_t total_length() const;

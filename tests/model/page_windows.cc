@@ -46,8 +46,8 @@ bool PageModel::possible(const ModelSequence& sequence, int64_t pos) const {
   if (pos < 0 || pos > sequence.length) return false;
   for (size_t g = 0; g < sequence.tables.size(); ++g) {
     if (limits_.groups[g].is_cross) continue;
-    const int64_t page = pos / page_tokens(g);
-    if (pos % page_tokens(g) != 0 && sequence.tables[g].pages.count(page) == 0) return false;
+    const int64_t page = pos / page_size(g);
+    if (pos % page_size(g) != 0 && sequence.tables[g].pages.count(page) == 0) return false;
     const SeenKeys seen = seen_before(rule(sequence, limits_.groups[g]), pos);
     if (!keeps(sequence, g, seen.sinks) || !keeps(sequence, g, seen.recent)) return false;
   }
@@ -83,7 +83,7 @@ std::vector<int64_t> PageModel::spare(const ModelSequence& sequence, size_t grou
   const int64_t index = std::min(slots - limits_.window_reserve, sequence.length);
   const SeenKeys seen = seen_before(rule(sequence, spec), sequence.length);
   for (const auto& [page, handle] : sequence.tables[group].pages) {
-    const int64_t begin = page * page_tokens(group), end = begin + page_tokens(group);
+    const int64_t begin = page * page_size(group), end = begin + page_size(group);
     const bool sink = !seen.sinks.empty() && begin < seen.sinks.end && end > seen.sinks.begin;
     if (!sink && end <= first_kept(sequence, group, index)) result.push_back(page);
   }
@@ -96,7 +96,7 @@ void PageModel::release_spare(ModelSequence* sequence, int64_t slots) {
       drop(sequence->tables[g].pages.at(page));
       sequence->tables[g].pages.erase(page);
       sequence->tables[g].gone_end =
-          std::max(sequence->tables[g].gone_end, (page + 1) * page_tokens(g));
+          std::max(sequence->tables[g].gone_end, (page + 1) * page_size(g));
     }
   }
 }
@@ -107,7 +107,7 @@ void PageModel::release(ModelSequence* sequence) {
     const SeenKeys seen = seen_before(rule(*sequence, limits_.groups[g]), sequence->length);
     std::map<int64_t, int>& pages = sequence->tables[g].pages;
     for (auto page = pages.begin(); page != pages.end();) {
-      const int64_t begin = page->first * page_tokens(g), end = begin + page_tokens(g);
+      const int64_t begin = page->first * page_size(g), end = begin + page_size(g);
       const bool sink = !seen.sinks.empty() && begin < seen.sinks.end && end > seen.sinks.begin;
       if (sink || end > first_kept(*sequence, g, sequence->length - limits_.window_reserve)) {
         ++page;
@@ -167,7 +167,7 @@ Expected PageModel::check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t
   if (has_dropped(sequence)) expected.tolerated.insert(KVC_E_NO_PAGES);
   for (size_t g = 0; g < sequence.tables.size() && expected.ok(); ++g) {
     for (const auto& [index, page] : sequence.tables[g].pages) {
-      if (index >= begin / page_tokens(g) && holders(page) > 1)
+      if (index >= begin / page_size(g) && holders(page) > 1)
         expected.tolerated.insert(KVC_E_NO_PAGES);
     }
   }
@@ -193,10 +193,10 @@ std::vector<size_t> PageModel::shift(kvc_seq seq, int64_t begin, int64_t end, in
     }
     for (int64_t token = 0; !limits_.groups[g].is_cross && token < length; ++token) {
       const int64_t old = token < begin ? token : token + (end - begin);
-      if (keeps(sequence, g, {old, old + 1})) held.insert(token / page_tokens(g));
+      if (keeps(sequence, g, {old, old + 1})) held.insert(token / page_size(g));
     }
-    if (!limits_.groups[g].is_cross && length % page_tokens(g) != 0)
-      held.insert(length / page_tokens(g));  // The next token goes there.
+    if (!limits_.groups[g].is_cross && length % page_size(g) != 0)
+      held.insert(length / page_size(g));  // The next token goes there.
     pages.clear();
     for (const int64_t index : held) pages[index] = -1;
     const auto moved = [&](int64_t token) {

@@ -31,8 +31,8 @@ bool PrefixRun::sees(const Sequence& sequence, const PrefixSetup::Group& group,
 PrefixRun::Content& PrefixRun::content_of(int32_t page, size_t group) {
   Content& content = content_.at(static_cast<size_t>(page));
   if (content.group == kFromHost) {
-    const auto page_tokens = static_cast<size_t>(setup_.groups()[group].page_tokens);
-    content = {static_cast<int>(group), std::vector<int>(page_tokens, kFromHost)};
+    const auto page_size = static_cast<size_t>(setup_.groups()[group].page_size);
+    content = {static_cast<int>(group), std::vector<int>(page_size, kFromHost)};
   }
   return content;
 }
@@ -111,7 +111,7 @@ void PrefixRun::read_tables(kvc_seq seq) {
     const std::vector<int32_t> kept = exported_pages(seq, g);
     const PrefixSetup::Group& group = setup_.groups()[g];
     const auto pages = [&](int64_t tokens) {
-      return static_cast<size_t>((tokens + group.page_tokens - 1) / group.page_tokens);
+      return static_cast<size_t>((tokens + group.page_size - 1) / group.page_size);
     };
     const size_t entries = pages(sequence.slots());
     const size_t sinks = group.sees_all() ? pages(std::min(sequence.sink, sequence.slots())) : 0;
@@ -135,7 +135,7 @@ void PrefixRun::compare_published(const std::vector<kvc_seq>& seqs, uint64_t cop
     const Sequence& sequence = sequences_.at(seq);
     for (size_t g = 0; g < old.size(); ++g) {
       // Nobody else's block begins with it
-      if (setup_.block() == setup_.groups()[g].page_tokens) continue;
+      if (setup_.block() == setup_.groups()[g].page_size) continue;
       for (size_t e = 0; e < sequence.tables[g].size() && e < old[g].size(); ++e) {
         const int32_t from = old[g][e], to = sequence.tables[g][e];
         has_dropped = has_dropped || (from >= 0 && to < 0);
@@ -158,16 +158,16 @@ void PrefixRun::compare_sequence(kvc_seq seq) {
     const PrefixSetup::Group& group = setup_.groups()[g];
     for (int64_t t = 0; t < sequence.length(); ++t) {
       if (!sees(sequence, group, t)) continue;
-      const int32_t page = sequence.tables[g].at(static_cast<size_t>(t / group.page_tokens));
+      const int32_t page = sequence.tables[g].at(static_cast<size_t>(t / group.page_size));
       if (page < 0 || page >= num_pages_)
         mismatch("sequence %lld of %lld tokens sees token %lld of group %zu, whose page is %d",
                  ll(seq), ll(sequence.length()), ll(t), g, page);
       Content& content = content_of(page, g);
       const int found = content.group == static_cast<int>(g)
-                            ? content.history.at(static_cast<size_t>(t % group.page_tokens))
+                            ? content.history.at(static_cast<size_t>(t % group.page_size))
                             : -1;
       if (found == kFromHost) {
-        content.history[static_cast<size_t>(t % group.page_tokens)] =
+        content.history[static_cast<size_t>(t % group.page_size)] =
             sequence.history[static_cast<size_t>(t)];
         continue;
       }
@@ -251,12 +251,12 @@ void PrefixRun::compare_all() {
 
 void PrefixRun::compare_counts() {
   const kvc_stats now = stats();
-  if (now.pages_total != num_pages_ || now.pages_used + now.pages_free != num_pages_ ||
-      now.pages_free != kvc_cache_free_pages(setup_.cache()) ||
-      now.pages_evictable > now.pages_cached || now.pages_evictable > now.pages_free)
+  if (now.pages_total != num_pages_ || now.pages_used + now.pages_available != num_pages_ ||
+      now.pages_available != kvc_cache_available_pages(setup_.cache()) ||
+      now.pages_cached > now.pages_indexed || now.pages_cached > now.pages_available)
     mismatch("pages: %lld total, %lld used, %lld free, %lld cached, %lld evictable",
-             ll(now.pages_total), ll(now.pages_used), ll(now.pages_free), ll(now.pages_cached),
-             ll(now.pages_evictable));
+             ll(now.pages_total), ll(now.pages_used), ll(now.pages_available),
+             ll(now.pages_indexed), ll(now.pages_cached));
   if (now.prefix_lookups != lookups_ || now.prefix_query_tokens != query_tokens_ ||
       now.prefix_hit_tokens != hit_tokens_)
     mismatch("lookups %llu of %llu tokens, %llu hit, not %llu, %llu, %llu",
@@ -384,8 +384,8 @@ void PrefixRun::compare_quotas() {
       if (key.second < 0) {
         bytes += setup_.info().state_slot_bytes;
       } else {
-        const int64_t page_tokens = setup_.groups()[static_cast<size_t>(key.second)].page_tokens;
-        bytes += static_cast<uint64_t>(setup_.block() / page_tokens) * setup_.info().page_bytes;
+        const int64_t page_size = setup_.groups()[static_cast<size_t>(key.second)].page_size;
+        bytes += static_cast<uint64_t>(setup_.block() / page_size) * setup_.info().page_bytes;
       }
     }
     if (quota.bytes != 0 && bytes > quota.limit)

@@ -150,19 +150,17 @@ void PrefixRun::take_tables() {
                               nullptr) != KVC_OK)
       mismatch("no block table");
     const auto* ids = static_cast<const int32_t*>(exported->dl_tensor.data);
-    const int64_t width = exported->dl_tensor.shape[1],
-                  page_tokens = setup_.groups()[g].page_tokens;
+    const int64_t width = exported->dl_tensor.shape[1], page_size = setup_.groups()[g].page_size;
     for (size_t b = 0; b < entries_.size(); ++b) {
       const Entry& entry = entries_[b];
       const int64_t slots = entry.old_slots + static_cast<int64_t>(entry.tokens.size());
-      const int64_t entries = (slots + page_tokens - 1) / page_tokens;
+      const int64_t entries = (slots + page_size - 1) / page_size;
       const int32_t* row = ids + static_cast<int64_t>(b) * width;
       Table table(row, row + entries);
       const Table& old = entry.old_tables[g];
       for (size_t e = 0; e < table.size(); ++e) {
         if (table[e] < 0 || (e < old.size() && old[e] == table[e])) continue;
-        Content content{static_cast<int>(g),
-                        std::vector<int>(static_cast<size_t>(page_tokens), -1)};
+        Content content{static_cast<int>(g), std::vector<int>(static_cast<size_t>(page_size), -1)};
         if (e < old.size() && old[e] >= 0) content = content_of(old[e], g);
         changed.emplace_back(table[e], std::move(content));
       }
@@ -176,13 +174,13 @@ void PrefixRun::take_tables() {
 void PrefixRun::write_content() {
   for (const Entry& entry : entries_) {
     for (size_t g = 0; g < setup_.groups().size(); ++g) {
-      const int64_t page_tokens = setup_.groups()[g].page_tokens;
+      const int64_t page_size = setup_.groups()[g].page_size;
       for (size_t i = 0; i < entry.tokens.size(); ++i) {
         const int64_t slot = entry.old_slots + static_cast<int64_t>(i);
         const int32_t page =
-            sequences_.at(entry.seq).tables[g].at(static_cast<size_t>(slot / page_tokens));
+            sequences_.at(entry.seq).tables[g].at(static_cast<size_t>(slot / page_size));
         if (page < 0) mismatch("a new token of sequence %lld has no page", ll(entry.seq));
-        content_of(page, g).history.at(static_cast<size_t>(slot % page_tokens)) = entry.history[i];
+        content_of(page, g).history.at(static_cast<size_t>(slot % page_size)) = entry.history[i];
       }
     }
   }
@@ -328,15 +326,15 @@ void PrefixRun::commit_path(kvc_seq seq, int32_t leaf) {
     sequence.had_gap = sequence.had_gap || !node.is_known;
   }
   for (size_t g = 0; g < setup_.groups().size(); ++g) {
-    const int64_t page_tokens = setup_.groups()[g].page_tokens;
+    const int64_t page_size = setup_.groups()[g].page_size;
     for (int64_t t = before; t < sequence.length(); ++t) {
-      const int32_t page = sequence.tables[g].at(static_cast<size_t>(t / page_tokens));
+      const int32_t page = sequence.tables[g].at(static_cast<size_t>(t / page_size));
       if (page < 0) mismatch("sequence %lld has dropped nodes of its tree", ll(seq));
-      content_of(page, g).history.at(static_cast<size_t>(t % page_tokens)) =
+      content_of(page, g).history.at(static_cast<size_t>(t % page_size)) =
           sequence.history[static_cast<size_t>(t)];
     }
     // What the tree took behind the path is gone.
-    const auto entries = static_cast<size_t>((sequence.length() + page_tokens - 1) / page_tokens);
+    const auto entries = static_cast<size_t>((sequence.length() + page_size - 1) / page_size);
     sequence.tables[g].resize(entries);
   }
   sequence.forget_empty();

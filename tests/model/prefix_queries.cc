@@ -307,10 +307,10 @@ void PrefixRun::op_evict() {
   }
   require_ok("kvc_prefix_evict", status);
   const kvc_stats after = stats();
-  if (freed < std::min(pages, before.pages_evictable) || freed > before.pages_cached ||
-      after.pages_cached != before.pages_cached - freed || after.pages_used != before.pages_used)
+  if (freed < std::min(pages, before.pages_cached) || freed > before.pages_indexed ||
+      after.pages_indexed != before.pages_indexed - freed || after.pages_used != before.pages_used)
     mismatch("evicting %lld of %lld evictable pages freed %lld and leaves %lld", ll(pages),
-             ll(before.pages_evictable), ll(freed), ll(after.pages_evictable));
+             ll(before.pages_cached), ll(freed), ll(after.pages_cached));
   for (Query& query : pins_) {
     int64_t pinned = 0;
     for (const int end : block_ends(query)) {
@@ -335,8 +335,8 @@ void PrefixRun::op_reset() {
     sequence.is_doubtful = sequence.is_doubtful || sequence.is_old;
   }
   const kvc_stats after = stats();
-  if (after.pages_cached != 0 || after.prefix_blocks != 0 || after.pages_evictable != 0)
-    mismatch("after a reset %lld pages are cached, %lld blocks there", ll(after.pages_cached),
+  if (after.pages_indexed != 0 || after.prefix_blocks != 0 || after.pages_cached != 0)
+    mismatch("after a reset %lld pages are cached, %lld blocks there", ll(after.pages_indexed),
              ll(after.prefix_blocks));
 }
 

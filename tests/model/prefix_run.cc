@@ -207,13 +207,13 @@ void PrefixRun::finish() {
     mismatch("all sequences are gone and the cache is not empty");
   op_reset();
   const kvc_stats end = stats();
-  if (kvc_cache_is_empty(setup_.cache()) != 1 || end.pages_free != num_pages_ ||
-      end.pages_cached != 0 || end.prefix_blocks != 0 || end.prefix_pinned != 0 ||
+  if (kvc_cache_is_empty(setup_.cache()) != 1 || end.pages_available != num_pages_ ||
+      end.pages_indexed != 0 || end.prefix_blocks != 0 || end.prefix_pinned != 0 ||
       end.host_pages_used != 0)
     mismatch(
         "after the reset %lld of %lld pages are free, %lld cached, %lld blocks, %lld host pages "
         "used",
-        ll(end.pages_free), ll(num_pages_), ll(end.pages_cached), ll(end.prefix_blocks),
+        ll(end.pages_available), ll(num_pages_), ll(end.pages_indexed), ll(end.prefix_blocks),
         ll(end.host_pages_used));
   if (setup_.config().event_capacity > 0) consumer_.poll(setup_.cache(), random_, blocks_, true);
   if (!consumer_.held().empty()) mismatch("after the reset events leave something held");

@@ -152,20 +152,20 @@ void PrefixRun::op_shift() {
   const std::vector<Table> old = sequence.tables;
   read_tables(seq);
   for (size_t g = 0; g < setup_.groups().size() && rewrites; ++g) {
-    const int64_t page_tokens = setup_.groups()[g].page_tokens;
-    for (int64_t t = begin / page_tokens * page_tokens; t < sequence.length(); ++t) {
-      const int32_t page = sequence.tables[g][static_cast<size_t>(t / page_tokens)];
+    const int64_t page_size = setup_.groups()[g].page_size;
+    for (int64_t t = begin / page_size * page_size; t < sequence.length(); ++t) {
+      const int32_t page = sequence.tables[g][static_cast<size_t>(t / page_size)];
       if (page < 0) continue;
       Content& content = content_of(page, g);
       const Table& before = old[g];
-      if (t % page_tokens == 0 && std::find(before.begin(), before.end(), page) == before.end()) {
-        Content copy{static_cast<int>(g), std::vector<int>(static_cast<size_t>(page_tokens), -1)};
-        const int32_t from = before[static_cast<size_t>(t / page_tokens)];
+      if (t % page_size == 0 && std::find(before.begin(), before.end(), page) == before.end()) {
+        Content copy{static_cast<int>(g), std::vector<int>(static_cast<size_t>(page_size), -1)};
+        const int32_t from = before[static_cast<size_t>(t / page_size)];
         if (t < begin && from >= 0) copy = content_of(from, g);
         content = copy;
       }
       if (t >= begin)
-        content.history[static_cast<size_t>(t % page_tokens)] =
+        content.history[static_cast<size_t>(t % page_size)] =
             sequence.history[static_cast<size_t>(t)];
     }
   }
@@ -199,9 +199,9 @@ void PrefixRun::op_clear() {
   pin_counts_.clear();
   quotas_.clear();
   const kvc_stats after = stats();
-  if (kvc_cache_is_empty(setup_.cache()) != 1 || after.pages_free != num_pages_ ||
+  if (kvc_cache_is_empty(setup_.cache()) != 1 || after.pages_available != num_pages_ ||
       after.prefix_blocks != 0 || after.host_pages_used != 0)
-    mismatch("a cleared cache has %lld free pages, %lld blocks", ll(after.pages_free),
+    mismatch("a cleared cache has %lld free pages, %lld blocks", ll(after.pages_available),
              ll(after.prefix_blocks));
 }
 

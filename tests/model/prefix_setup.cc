@@ -86,7 +86,7 @@ kvc_status PrefixSetup::ask() {
     kvc_group_info group{};
     group.struct_size = sizeof group;
     (void)kvc_plan_group_get(plan_, g, &group, nullptr);
-    groups_.push_back({group.window, group.chunk, group.page_tokens});
+    groups_.push_back({group.window, group.chunk, group.page_size});
     sees_all_ = sees_all_ && groups_.back().sees_all();
   }
   layer_groups_.clear();
@@ -164,7 +164,7 @@ std::string PrefixSetup::describe() const {
     if (layer.chunk != 0) text += "/chunk " + std::to_string(layer.chunk);
   }
   text += "; tokens per page:";
-  for (const Group& group : groups_) text += " " + std::to_string(group.page_tokens);
+  for (const Group& group : groups_) text += " " + std::to_string(group.page_size);
   if (has_states_)
     text += "; states every " + std::to_string(config_.state_stride) + ", slots " +
             std::to_string(config_.num_state_slots);

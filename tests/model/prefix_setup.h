@@ -22,7 +22,7 @@ enum class PrefixRunKind {
 class PrefixSetup {
  public:
   struct Group {
-    int64_t window, chunk, page_tokens;
+    int64_t window, chunk, page_size;
     bool sees_all() const { return window == 0 && chunk == 0; }
   };
 

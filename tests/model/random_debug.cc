@@ -247,7 +247,7 @@ void RandomRun::op_poison() {
   std::map<int32_t, std::pair<size_t, int64_t>> used;  // group and leading tokens in use, by page
   for (const auto& [seq, sequence] : model_.sequences()) {
     for (size_t group = 0; group < num_groups(); ++group) {
-      const int64_t page_size = model_.page_tokens(group);
+      const int64_t page_size = model_.page_size(group);
       const int64_t tokens =
           model_.limits().groups[group].is_cross ? sequence.cross_length : sequence.slots();
       const std::vector<int32_t> ids = sequence_pages(seq, group);

@@ -180,7 +180,7 @@ void RandomRun::compare_state() {
   compare("num_seqs", stats.num_seqs, want.num_seqs);
   compare("total_length", stats.total_length, want.total_length);
   compare("pages_total", stats.pages_total, want.pages_total);
-  compare("pages_free", stats.pages_free, want.pages_free);
+  compare("pages_available", stats.pages_available, want.pages_available);
   compare("pages_used", stats.pages_used, want.pages_used);
   compare("pages_shared", stats.pages_shared, want.pages_shared);
   compare("pages_peak", stats.pages_peak, want.pages_peak);
@@ -194,8 +194,8 @@ void RandomRun::compare_state() {
     compare("no_pages", stats.no_pages, want.no_pages);  // failing attempts repeat begins
   compare("pool_bytes", stats.pool_bytes,
           stats.page_bytes * static_cast<uint64_t>(want.pages_total));
-  if (kvc_cache_free_pages(cache) != want.pages_free)
-    mismatch("kvc_cache_free_pages is %lld", ll(kvc_cache_free_pages(cache)));
+  if (kvc_cache_available_pages(cache) != want.pages_available)
+    mismatch("kvc_cache_available_pages is %lld", ll(kvc_cache_available_pages(cache)));
   if (kvc_cache_total_length(cache) != want.total_length)
     mismatch("kvc_cache_total_length is %lld", ll(kvc_cache_total_length(cache)));
   if ((kvc_cache_is_empty(cache) == 1) != (want.num_seqs == 0 && want.pages_used == 0))

@@ -172,7 +172,7 @@ void RandomSetup::ask_plan(Random& random) {
     limits_.has_window |= group.window != 0;
     limits_.has_chunk |= group.chunk != 0;
     limits_.groups.push_back(
-        {group.page_tokens, group.window, group.chunk, group.is_cross != 0, false, false});
+        {group.page_size, group.window, group.chunk, group.is_cross != 0, false, false});
   }
   for (size_t i = 0; i < layers_.naive().size(); ++i) {
     NaiveLayer& layer = layers_.naive()[i];

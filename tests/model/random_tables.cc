@@ -36,7 +36,7 @@ void RandomRun::op_tables() {
 }
 
 void RandomRun::compare_group_tables(size_t group) {
-  const int64_t page_size = model_.page_tokens(group);
+  const int64_t page_size = model_.page_size(group);
   const bool is_cross = model_.limits().groups[group].is_cross;
   std::vector<int64_t> shape;
   std::vector<int64_t> indptr{0}, qo_indptr{0}, last_page_len, seq_lens, page_position;

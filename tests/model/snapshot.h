@@ -17,7 +17,7 @@ struct Snapshot {
   std::vector<kvc_seq_info> infos;
   std::vector<std::vector<int32_t>> pages;  // by sequence, then group
   kvc_stats stats{};
-  int64_t free_pages = 0, total_length = 0, open_tokens = 0;
+  int64_t available_pages = 0, total_length = 0, open_tokens = 0;
   int32_t is_empty = 0;
 };
 
@@ -46,7 +46,7 @@ inline Snapshot take_snapshot(const kvc_cache* cache, const kvc_forward* open, s
   }
   snapshot.stats.struct_size = sizeof snapshot.stats;
   require(kvc_cache_stats_get(cache, &snapshot.stats, nullptr));
-  snapshot.free_pages = kvc_cache_free_pages(cache);
+  snapshot.available_pages = kvc_cache_available_pages(cache);
   snapshot.total_length = kvc_cache_total_length(cache);
   snapshot.open_tokens = kvc_forward_num_tokens(open);
   snapshot.is_empty = kvc_cache_is_empty(cache);
@@ -66,8 +66,8 @@ inline std::string difference(const Snapshot& before, const Snapshot& after) {
   kvc_stats stats = before.stats;
   stats.no_pages = after.stats.no_pages;
   if (std::memcmp(&stats, &after.stats, sizeof stats) != 0) return "the stats changed";
-  if (before.free_pages != after.free_pages || before.total_length != after.total_length ||
-      before.is_empty != after.is_empty) {
+  if (before.available_pages != after.available_pages ||
+      before.total_length != after.total_length || before.is_empty != after.is_empty) {
     return "free pages, total length or emptiness changed";
   }
   if (before.open_tokens != after.open_tokens) return "the open forward changed";

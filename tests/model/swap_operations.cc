@@ -358,7 +358,7 @@ void SwapRun::swap_in(const std::vector<kvc_seq>& which) {
     needed.insert(seqs_.at(id).host_pages.begin(), seqs_.at(id).host_pages.end());
     before[id] = info(id);
   }
-  const int64_t missing = static_cast<int64_t>(needed.size()) - kvc_cache_free_pages(cache_);
+  const int64_t missing = static_cast<int64_t>(needed.size()) - kvc_cache_available_pages(cache_);
   const uint64_t moved = stats().pages_swapped_in;
   const kvc_status status = call_strong("kvc_swap_in", [&](kvc_error* err) {
     return kvc_swap_in(cache_, which.size(), which.data(), nullptr, nullptr, err);

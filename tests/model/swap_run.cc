@@ -324,7 +324,8 @@ void SwapRun::check_counts() {
     fail(std::to_string(now.pages_used) + " pages are used, sequences hold " +
          std::to_string(device.size()));
   }
-  if (now.pages_used + now.pages_free != now.pages_total) fail("pages used and free don't sum up");
+  if (now.pages_used + now.pages_available != now.pages_total)
+    fail("pages used and free don't sum up");
 }
 
 void SwapRun::check_all() {
@@ -350,7 +351,7 @@ int64_t SwapRun::run(int64_t operations) {
   const kvc_stats end = stats();
   if (end.host_pages_used != 0)
     fail(std::to_string(end.host_pages_used) + " host pages are left at the end");
-  if (end.pages_free != end.pages_total || end.state_slots_used != 0)
+  if (end.pages_available != end.pages_total || end.state_slots_used != 0)
     fail("something is left on the device");
   if (kvc_cache_is_empty(cache_) != 1) fail("the cache is not empty");
   return calls_;

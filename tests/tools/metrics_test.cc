@@ -124,10 +124,10 @@ TEST(ToolMetrics, LabelsAreEscapedAndTheirNamesChecked) {
 
 TEST(ToolMetrics, WhatAnOlderLibraryDoesNotKnowIsLeftOut) {
   kvc_stats stats = stats_of_one_kind();
-  stats.struct_size = offsetof(kvc_stats, pages_cached);
+  stats.struct_size = offsetof(kvc_stats, pages_indexed);
   const std::string text = prometheus_text({{{}, stats}});
   EXPECT_TRUE(holds(text, "kvcache_pages_used 42"));
-  EXPECT_EQ(text.find("kvcache_pages_cached"), std::string::npos);
+  EXPECT_EQ(text.find("kvcache_pages_indexed"), std::string::npos);
   EXPECT_EQ(text.find("kvcache_block_lifetime"), std::string::npos);
   EXPECT_EQ(prometheus_text({}), "");
 }

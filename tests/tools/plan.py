@@ -36,7 +36,7 @@ class Plan(unittest.TestCase):
     def test_32_layers_of_8_heads_of_128_fill_16_gib_with_one_request(self):
         plan = self.planned(*LLAMA, "--memory", "16GiB", "--max-len", 131072)
         self.assertEqual(plan["num_pages"], 8192)
-        self.assertEqual(plan["page_tokens"], 16)
+        self.assertEqual(plan["page_size"], 16)
         self.assertEqual(plan["concurrency"], 1)
         self.assertEqual(plan["max_tokens"], 131072)
         self.assertEqual(plan["waste"], 0)

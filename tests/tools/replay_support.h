@@ -152,8 +152,8 @@ class FakeBookkeeper : public Bookkeeper {
     kvc_stats stats = stats_;
     stats.struct_size = sizeof(stats);
     stats.pages_total = num_pages_;
-    stats.pages_evictable = static_cast<int64_t>(order_.size());
-    stats.pages_used = held() - stats.pages_evictable;
+    stats.pages_cached = static_cast<int64_t>(order_.size());
+    stats.pages_used = held() - stats.pages_cached;
     stats.num_seqs = static_cast<int64_t>(sequences_.size());
     return stats;
   }

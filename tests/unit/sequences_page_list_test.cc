@@ -29,7 +29,9 @@ void expect_same(const PageList& list, const std::vector<PageId>& expected) {
   EXPECT_EQ(held, expected);
   for (int64_t place = 0; place < size; ++place)
     EXPECT_EQ(kernels::page_at(list.data(), list.gap(), place), expected[place]);
-  if (size != 0) EXPECT_EQ(list.back(), expected.back());
+  if (size != 0) {
+    EXPECT_EQ(list.back(), expected.back());
+  }
 }
 
 TEST(PageList, AStreamTakesTheRoomOfWhatItKeeps) {

@@ -179,7 +179,7 @@ kvc_stats GpuCache::stats() const {
 // Sequences that together hold every free page, each as many as the others or one less, largest
 // first.
 std::vector<kvc_seq> GpuCache::add_fillers() {
-  const int64_t pages = kvc_cache_free_pages(cache_);
+  const int64_t pages = kvc_cache_available_pages(cache_);
   const int64_t count = std::min(kMostFillers, pages);
   std::vector<kvc_seq> fillers;
   for (int64_t i = 0; i < count; ++i) {

@@ -165,7 +165,7 @@ std::string json_report(const Capacity& capacity) {
   Json json = Json::parse(library_text(stage, kvc_plan_to_json));
   json["memory_bytes"] = capacity.memory;
   json["num_pages"] = capacity.num_pages;
-  json["page_tokens"] = stage.info.num_groups > 0 ? group_info(stage, 0).page_tokens : 0;
+  json["page_size"] = stage.info.num_groups > 0 ? group_info(stage, 0).page_size : 0;
   json["max_tokens"] = stage.info.max_tokens;
   json["concurrency"] = capacity.longest.count;
   json["waste"] = stage.info.waste;

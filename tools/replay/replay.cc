@@ -171,7 +171,7 @@ class Replay {
     window_.evicted = stats.prefix_evicted - evicted_before_;
     evicted_before_ = stats.prefix_evicted;
     window_.pages_used = stats.pages_used;
-    window_.pages_filled = stats.pages_used + stats.pages_evictable;
+    window_.pages_filled = stats.pages_used + stats.pages_cached;
     if (window_.requests > 0) window_.mean_us /= static_cast<double>(window_.requests);
     result_.peak_filled = std::max(result_.peak_filled, window_.pages_filled);
     result_.windows.push_back(window_);

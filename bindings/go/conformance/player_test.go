@@ -269,7 +269,7 @@ func (p *player) groupOf(layer int) int {
 // snapshot is what a refused step must leave as it was.
 func (p *player) snapshot() string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "free %d total %d", p.cache.FreePages(), p.cache.TotalLength())
+	fmt.Fprintf(&text, "free %d total %d", p.cache.AvailablePages(), p.cache.TotalLength())
 	info, err := p.plan.Info()
 	p.ok(err)
 	seqs, err := p.cache.Seqs()
@@ -294,8 +294,8 @@ func (p *player) checkExpectations(expect *fields) {
 		p.ok(err)
 		p.equal("length of sequence "+seq, length, lengths.i64(seq))
 	}
-	if expect.has("free_pages") {
-		p.equal("free pages", p.cache.FreePages(), expect.i64("free_pages"))
+	if expect.has("available_pages") {
+		p.equal("free pages", p.cache.AvailablePages(), expect.i64("available_pages"))
 	}
 	if expect.has("empty") {
 		p.equal("empty", p.cache.IsEmpty(), expect.i64("empty") != 0)

@@ -77,11 +77,11 @@ public final class Smoke {
   }
 
   private static void abortUndoes(kvc_cache cache) {
-    long free = Kvcache.kvc_cache_free_pages(cache);
+    long free = Kvcache.kvc_cache_available_pages(cache);
     kvc_forward forward = begin(cache, 2, 20);
     expect("tokens of the forward", 20, Kvcache.kvc_forward_num_tokens(forward));
     Kvcache.kvc_forward_abort(forward);
-    expect("free pages", free, Kvcache.kvc_cache_free_pages(cache));
+    expect("free pages", free, Kvcache.kvc_cache_available_pages(cache));
   }
 
   /** A forward of one sequence. */

@@ -91,7 +91,7 @@ class Cache(DebugAccess):
     tiers: files and servers that keep its blocks, a `Tiers`.
 
     Ids, positions and lengths are integers of Python, NumPy or PyTorch: whatever operator.index
-    takes. What costs nothing to look up is an attribute (`free_pages`, `is_empty`); what is counted
+    takes. What costs nothing to look up is an attribute (`available_pages`, `is_empty`); what is counted
     for the answer is a method (`stats()`, `info(seq)`, `seqs()`).
 
     A context manager: leaving the block frees the memory. Calls from several threads take turns; attention runs beside questions.
@@ -157,9 +157,9 @@ class Cache(DebugAccess):
         return made(Stats, _capi.kvc_cache_stats_get(self._handle))
 
     @property
-    def free_pages(self) -> int:
+    def available_pages(self) -> int:
         """Pages that no sequence, forward or pin holds; those that only the index knows are free."""
-        return int(_capi.kvc_cache_free_pages(self._handle))
+        return int(_capi.kvc_cache_available_pages(self._handle))
 
     @property
     def total_length(self) -> int:

@@ -81,7 +81,7 @@ class GroupInfo:
     chunk: of its layers, tokens; 0: none.
     page_bytes: bytes that its layers use of a page.
     padding_bytes: bytes of a page that they leave unused.
-    page_tokens: tokens per page.
+    page_size: tokens per page.
     first_layer: number of its first layer in the slice; -1: none here.
     request_pages: its part of `PlanInfo.request_pages`.
     bytes_per_token: bytes of one token, its layers.
@@ -93,7 +93,7 @@ class GroupInfo:
     chunk: int
     page_bytes: int
     padding_bytes: int
-    page_tokens: int
+    page_size: int
     first_layer: int
     request_pages: int
     bytes_per_token: int
@@ -127,7 +127,7 @@ class LayerInfo:
     region_bytes: bytes of that region in one page.
     region_offset: byte of the region where the layer's part begins.
     quant: quantised storage, as in `Layer`.
-    page_tokens: tokens per page of its group; 0: keeps no pages.
+    page_size: tokens per page of its group; 0: keeps no pages.
     k_scale_bytes: bytes of K's scales in one page, behind V; 0: none.
     v_scale_bytes: bytes of V's scales in one page; 0: none.
     """
@@ -156,7 +156,7 @@ class LayerInfo:
     region_bytes: int
     region_offset: int
     quant: str
-    page_tokens: int
+    page_size: int
     k_scale_bytes: int
     v_scale_bytes: int
 
@@ -239,7 +239,7 @@ class Stats:
     num_seqs: sequences.
     total_length: tokens of all sequences; a shared token counts once per sequence.
     pages_total: pages of the pool.
-    pages_free: pages that no sequence, forward or pin holds.
+    pages_available: pages that no sequence, forward or pin holds.
     pages_used: pages held by sequences or the open forward.
     pages_shared: of these, held by more than one sequence.
     pages_peak: most pages_used so far.
@@ -257,8 +257,8 @@ class Stats:
     tree_tokens: nodes of token trees that are not committed.
     cascades: shared prefixes read once for several sequences, all attention calls together.
     slots_unused: token slots of used pages behind the last token of their sequence.
-    pages_cached: pages that the prefix index knows, used ones too.
-    pages_evictable: of these, held by the index alone, so counted in pages_free.
+    pages_indexed: pages that the prefix index knows, used ones too.
+    pages_cached: of these, held by the index alone, so counted in pages_available.
     prefix_blocks: blocks in the index, on the device and on the host.
     prefix_blocks_host: of these, with pages on the host.
     prefix_pinned: pinned blocks.
@@ -291,7 +291,7 @@ class Stats:
     num_seqs: int
     total_length: int
     pages_total: int
-    pages_free: int
+    pages_available: int
     pages_used: int
     pages_shared: int
     pages_peak: int
@@ -309,8 +309,8 @@ class Stats:
     tree_tokens: int
     cascades: int
     slots_unused: int
+    pages_indexed: int
     pages_cached: int
-    pages_evictable: int
     prefix_blocks: int
     prefix_blocks_host: int
     prefix_pinned: int

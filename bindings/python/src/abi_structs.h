@@ -106,7 +106,7 @@
 #define KVCPY_FIELDS_kvc_group_info(F) \
   F(kvc_group_info, struct_size) F(kvc_group_info, num_layers) F(kvc_group_info, is_cross) \
   F(kvc_group_info, window) F(kvc_group_info, chunk) F(kvc_group_info, page_bytes) \
-  F(kvc_group_info, padding_bytes) F(kvc_group_info, page_tokens) F(kvc_group_info, first_layer) \
+  F(kvc_group_info, padding_bytes) F(kvc_group_info, page_size) F(kvc_group_info, first_layer) \
   F(kvc_group_info, request_pages) F(kvc_group_info, bytes_per_token)
 
 #define KVCPY_FIELDS_kvc_layer_info(F) \
@@ -118,18 +118,18 @@
   F(kvc_layer_info, source_layer) F(kvc_layer_info, latent_rank) \
   F(kvc_layer_info, latent_rope_dim) F(kvc_layer_info, flags) F(kvc_layer_info, num_states) \
   F(kvc_layer_info, region) F(kvc_layer_info, state_bytes) F(kvc_layer_info, region_bytes) \
-  F(kvc_layer_info, region_offset) F(kvc_layer_info, quant) F(kvc_layer_info, page_tokens) \
+  F(kvc_layer_info, region_offset) F(kvc_layer_info, quant) F(kvc_layer_info, page_size) \
   F(kvc_layer_info, k_scale_bytes) F(kvc_layer_info, v_scale_bytes)
 
 #define KVCPY_FIELDS_kvc_stats(F) \
   F(kvc_stats, struct_size) F(kvc_stats, num_seqs) F(kvc_stats, total_length) \
-  F(kvc_stats, pages_total) F(kvc_stats, pages_free) F(kvc_stats, pages_used) \
+  F(kvc_stats, pages_total) F(kvc_stats, pages_available) F(kvc_stats, pages_used) \
   F(kvc_stats, pages_shared) F(kvc_stats, pages_peak) F(kvc_stats, page_bytes) \
   F(kvc_stats, pool_bytes) F(kvc_stats, forwards) F(kvc_stats, forwards_aborted) \
   F(kvc_stats, tokens_appended) F(kvc_stats, pages_copied) F(kvc_stats, no_pages) \
   F(kvc_stats, step_bytes) F(kvc_stats, step_copies) F(kvc_stats, state_slots_used) \
   F(kvc_stats, state_slot_bytes) F(kvc_stats, tree_tokens) F(kvc_stats, cascades) \
-  F(kvc_stats, slots_unused) F(kvc_stats, pages_cached) F(kvc_stats, pages_evictable) \
+  F(kvc_stats, slots_unused) F(kvc_stats, pages_indexed) F(kvc_stats, pages_cached) \
   F(kvc_stats, prefix_blocks) F(kvc_stats, prefix_blocks_host) F(kvc_stats, prefix_pinned) \
   F(kvc_stats, prefix_lookups) F(kvc_stats, prefix_query_tokens) F(kvc_stats, prefix_hit_tokens) \
   F(kvc_stats, recent_query_tokens) F(kvc_stats, recent_hit_tokens) F(kvc_stats, prefix_stored) \

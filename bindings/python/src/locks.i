@@ -58,7 +58,7 @@
 %call(KVCPY_EXCLUSIVE, kvc_cache_clear)
 %call(KVCPY_EXCLUSIVE, kvc_cache_resize)
 %call(KVCPY_SHARED | KVCPY_QUICK, kvc_cache_stats_get)
-%call(KVCPY_SHARED | KVCPY_QUICK, kvc_cache_free_pages)
+%call(KVCPY_SHARED | KVCPY_QUICK, kvc_cache_available_pages)
 %call(KVCPY_SHARED | KVCPY_QUICK, kvc_cache_total_length)
 %call(KVCPY_SHARED | KVCPY_QUICK, kvc_cache_is_empty)
 %call(KVCPY_SHARED, kvc_cache_check)

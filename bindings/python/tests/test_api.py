@@ -95,7 +95,7 @@ def test_an_exception_inside_a_forward_aborts_it(cache, rng):
         raise KeyError("mine")
     assert not forward.is_open
     stats = cache.stats()
-    assert (cache.length(1), stats.forwards, stats.forwards_aborted, cache.free_pages) == (0, 0, 1, 16)
+    assert (cache.length(1), stats.forwards, stats.forwards_aborted, cache.available_pages) == (0, 0, 1, 16)
     step(cache, [1], [3], tensors)
     assert cache.length(1) == 3
 
@@ -173,7 +173,7 @@ def test_ended_forwards_and_closed_caches_raise(rng):
         lambda: cache.add(2),
         lambda: cache.length(1),
         cache.stats,
-        lambda: cache.free_pages,
+        lambda: cache.available_pages,
         lambda: cache.forward([1]),
         cache.check,
         lambda: cache.prefix.match([1, 2]),

@@ -50,7 +50,7 @@ def test_sequences_go_to_the_host_and_come_back(rng):
         step(cache, [1], [10], tensors)
         fence = cache.swap_out([1])
         fence.wait(120.0)
-        assert fence.done() and cache.info(1).is_swapped and cache.free_pages == 16
+        assert fence.done() and cache.info(1).is_swapped and cache.available_pages == 16
         cache.swap_in([1]).wait()
         assert (cache.debug_get_layer(1, 0)[0] == k).all() and (cache.debug_get_layer(1, 1)[1] == v).all()
 

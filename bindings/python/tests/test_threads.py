@@ -62,7 +62,7 @@ def ticks_during_attention(tokens):
         def tick():
             while not span:
                 ticks.append(time.perf_counter())
-                cache.free_pages  # a question: runs beside attention
+                cache.available_pages  # a question: runs beside attention
                 time.sleep(0.001)
 
         run_all(tick, attend)

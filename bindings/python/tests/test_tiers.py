@@ -132,4 +132,4 @@ def test_arguments_are_checked(cache, tmp_path):
     with pytest.raises(TypeError):
         cache.tiers.attach_file(tmp_path, "much")
     cache.tiers.flush(5)
-    assert np.asarray(cache.free_pages) > 0
+    assert np.asarray(cache.available_pages) > 0

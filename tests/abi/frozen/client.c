@@ -77,7 +77,7 @@ static kvc_cache *make_cache(void) {
   GUARDED(kvc_group_info) group;
   ARM(group);
   CALL(kvc_plan_group_get(plan, 0, &group.value, &err));
-  CHECK(INTACT(group) && group.value.num_layers == 2 && group.value.page_tokens == PAGE);
+  CHECK(INTACT(group) && group.value.num_layers == 2 && group.value.page_size == PAGE);
   GUARDED(kvc_layer_info) layer;
   ARM(layer);
   CALL(kvc_plan_layer_get(plan, 1, &layer.value, &err));

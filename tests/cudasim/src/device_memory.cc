@@ -22,8 +22,8 @@ struct Arena {
   std::byte* base = nullptr;
   size_t used = 0;
   int open = 0;
-  std::map<size_t, std::vector<std::byte*>> free_pages;  // by bytes
-  std::map<void*, size_t> taken;                         // bytes of pages
+  std::map<size_t, std::vector<std::byte*>> available_pages;  // by bytes
+  std::map<void*, size_t> taken;                              // bytes of pages
 };
 Arena& arena() {
   static Arena& made = *new Arena;
@@ -91,11 +91,11 @@ void* take_device_memory(size_t bytes) {
   }
   Arena& from = arena();
   const size_t size = (bytes + kPage - 1) / kPage * kPage;
-  std::vector<std::byte*>& free_pages = from.free_pages[size];
+  std::vector<std::byte*>& available_pages = from.available_pages[size];
   std::byte* address = nullptr;
-  if (!free_pages.empty()) {
-    address = free_pages.back();
-    free_pages.pop_back();
+  if (!available_pages.empty()) {
+    address = available_pages.back();
+    available_pages.pop_back();
   } else {
     if (from.used + size > kArenaBytes) return nullptr;
     address = from.base + from.used;
@@ -114,7 +114,7 @@ void give_device_memory(void* address) {
   }
   Arena& to = arena();
   const auto block = to.taken.find(address);
-  to.free_pages[block->second].push_back(static_cast<std::byte*>(address));
+  to.available_pages[block->second].push_back(static_cast<std::byte*>(address));
   to.taken.erase(block);
 }
 

@@ -262,7 +262,7 @@ class Server:
         own = cache.plan.request_pages(len(request.known)) - cache.info(request._seq).num_pages
         # A sequence starts at most one page per group beside those that its new tokens fill.
         others = sum(info.num_groups * (1 + count // info.page_size) for _, count in batch)
-        return own + others <= cache.free_pages
+        return own + others <= cache.available_pages
 
     def _is_being_computed(self, known: list[int], hit: int) -> bool:
         """Is a running prompt about to publish more blocks of these tokens than the index has now?"""

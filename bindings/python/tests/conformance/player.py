@@ -94,13 +94,13 @@ class Player:
         everyone = [
             (self.cache.info(seq), [self.pages(seq, group) for group in groups]) for seq in seqs
         ]
-        return self.cache.free_pages, self.cache.total_length, seqs, everyone
+        return self.cache.available_pages, self.cache.total_length, seqs, everyone
 
     def check_expectations(self, expect):
         for seq, length in expect["lengths"].every() if "lengths" in expect else ():
             self.equal(self.cache.length(int(seq)), length, f"length of sequence {seq}")
         for key, actual in (
-            ("free_pages", self.cache.free_pages),
+            ("available_pages", self.cache.available_pages),
             ("empty", self.cache.is_empty),
             ("total_length", self.cache.total_length),
             ("seqs", self.cache.seqs()),

@@ -120,12 +120,12 @@ fn scale_soft_cap_window_sinks_and_alibi_do_what_they_say() -> Result {
 fn a_step_that_is_dropped_leaves_nothing() -> Result {
     let mut cache = cache_of(DType::F32, 1)?;
     cache.add(0)?;
-    let free = cache.cache().free_pages();
+    let free = cache.cache().available_pages();
     let [q, k, v] = qkv((1, 20), DType::F32, 20)?;
     let step = cache.step(&[0], &[20])?;
     step.attend(0, &q, &k, &v)?;
     drop(step);
-    assert_eq!((cache.length(0)?, cache.cache().free_pages()), (0, free));
+    assert_eq!((cache.length(0)?, cache.cache().available_pages()), (0, free));
     Ok(())
 }
 

@@ -109,10 +109,10 @@ fn forks_share_their_prompt_and_go_their_own_ways() -> Result {
     let mut cache = caches::paged_cache(&model.config, 32)?;
     cache.add(0)?;
     greedy_paged(&model, &mut cache, &[0], &[&prompt], 1)?;
-    let before = cache.cache().free_pages();
+    let before = cache.cache().available_pages();
     cache.fork(0, 1)?;
     cache.fork_at(0, 2, 33)?;
-    assert_eq!(cache.cache().free_pages(), before);
+    assert_eq!(cache.cache().available_pages(), before);
 
     let replies = [random.tokens(3, model.config.vocab), random.tokens(7, model.config.vocab)];
     let runs = greedy_paged(&model, &mut cache, &[1, 2], &[&replies[0], &replies[1]], NEW_TOKENS)?;

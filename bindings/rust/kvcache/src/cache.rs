@@ -98,7 +98,7 @@ impl fmt::Debug for Cache {
 impl fmt::Debug for CacheRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cache")
-            .field("free_pages", &self.free_pages())
+            .field("available_pages", &self.available_pages())
             .field("total_length", &self.total_length())
             .finish()
     }
@@ -142,9 +142,9 @@ impl CacheRef {
     }
 
     /// Pages that no sequence, forward or pin holds.
-    pub fn free_pages(&self) -> i64 {
+    pub fn available_pages(&self) -> i64 {
         // SAFETY: shared.
-        unsafe { (loaded().cache_free_pages)(self.as_ptr()) }
+        unsafe { (loaded().cache_available_pages)(self.as_ptr()) }
     }
 
     /// Tokens over all sequences.

@@ -34,9 +34,9 @@ fn every_token_sees_the_mean_of_what_came_before() {
 fn a_dropped_forward_is_undone() {
     let mut cache = cache();
     cache.add(0).unwrap();
-    let free = cache.free_pages();
+    let free = cache.available_pages();
     drop(cache.begin(&Batch::new(&[0], &[3])).unwrap());
-    assert_eq!((cache.length(0).unwrap(), cache.free_pages()), (0, free));
+    assert_eq!((cache.length(0).unwrap(), cache.available_pages()), (0, free));
 }
 
 #[test]
@@ -49,10 +49,10 @@ fn an_early_return_undoes_the_forward() {
     }
     let mut cache = cache();
     cache.add(0).unwrap();
-    let free = cache.free_pages();
+    let free = cache.available_pages();
     let error = half_a_step(&mut cache).unwrap_err();
     assert!(matches!(error.status(), Status::Shape | Status::InvalidArgument), "{error}");
-    assert_eq!((cache.length(0).unwrap(), cache.free_pages()), (0, free));
+    assert_eq!((cache.length(0).unwrap(), cache.available_pages()), (0, free));
     step(&mut cache, &[0], &[1], &[1.0]).unwrap();
 }
 
@@ -60,13 +60,13 @@ fn an_early_return_undoes_the_forward() {
 fn a_panic_inside_a_step_undoes_it() {
     let mut cache = cache();
     cache.add(0).unwrap();
-    let free = cache.free_pages();
+    let free = cache.available_pages();
     let caught = catch_unwind(AssertUnwindSafe(|| {
         let _forward = cache.begin(&Batch::new(&[0], &[3])).unwrap();
         std::panic::resume_unwind(Box::new("the model"));
     }));
     assert!(caught.is_err());
-    assert_eq!((cache.length(0).unwrap(), cache.free_pages()), (0, free));
+    assert_eq!((cache.length(0).unwrap(), cache.available_pages()), (0, free));
     assert_eq!(step(&mut cache, &[0], &[1], &[2.0]).unwrap(), [2.0]);
 }
 
@@ -116,7 +116,7 @@ fn arrays_that_are_too_short_for_the_batch_are_refused() {
 fn a_full_cache_says_how_many_pages_are_missing() {
     let mut cache = cache();
     cache.add(0).unwrap();
-    let room = cache.free_pages() * 4;
+    let room = cache.available_pages() * 4;
     let missing = cache.can_append(&[0], &[room + 4]);
     assert!(missing.is_err_and(|error| error.is_never_fits()));
     step(&mut cache, &[0], &[room - 4], &vec![0.0; room as usize - 4]).unwrap();

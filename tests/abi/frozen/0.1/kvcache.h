@@ -577,7 +577,7 @@ enum {
 };
 
 /* How the pool is laid out. Inside a page each layer has, in both layouts, with
- * P = kvc_group_info.page_tokens:
+ * P = kvc_group_info.page_size:
  *   1. ATTENTION, CROSS: K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
  *      K = V layers: K alone. MLA: [P][latent_rank + latent_rope_dim].
  *   2. PER_TOKEN_HEAD: then K's scales [num_kv_heads][P], then V's. BLOCK16: then K's
@@ -619,7 +619,7 @@ typedef struct kvc_executor {
 /* Bits of kvc_config.flags. */
 enum {
   /* Every layer group has page_size tokens per page, and pages of narrower groups are padded.
-   * Without it, narrower groups get more tokens per page (kvc_group_info.page_tokens, a multiple of
+   * Without it, narrower groups get more tokens per page (kvc_group_info.page_size, a multiple of
    * page_size), so that little is padded. */
   KVC_CONFIG_PAD_PAGES = 1,
   /* Every page and state slot that a forward takes is filled with zeros before the forward writes
@@ -787,7 +787,7 @@ typedef struct kvc_plan_info {
   int64_t state_slot_pages;  /* Pages that a state slot takes out of use; 0: states have memory of
                                 their own. */
   int32_t prefix_block;      /* Tokens of a block of the prefix index: least common multiple of the
-                                groups' page_tokens. */
+                                groups' page_size. */
   int32_t forwards_in_flight;
   int64_t num_host_pages;    /* host_byte_budget / page_bytes. */
   int64_t request_pages;     /* kvc_plan_request_pages(max_seq_len). */
@@ -821,7 +821,7 @@ typedef struct kvc_group_info {
   int64_t chunk;            /* Chunk of its layers; 0: none. */
   uint64_t page_bytes;      /* Bytes of a page that its layers use. */
   uint64_t padding_bytes;   /* Bytes of a page that they leave unused. */
-  int32_t page_tokens;      /* Tokens per page. */
+  int32_t page_size;        /* Tokens per page. */
   int32_t first_layer;      /* Global id of its first layer in the slice; -1: none here. */
   int64_t request_pages;    /* Its part of kvc_plan_info.request_pages. */
   uint64_t bytes_per_token; /* One token in its layers. */
@@ -856,14 +856,14 @@ typedef struct kvc_layer_info {
   uint64_t region_bytes;    /* Bytes of that region in one page. */
   uint64_t region_offset;   /* Byte of the region where the layer's part begins. */
   kvc_quant quant;
-  int32_t page_tokens;      /* Tokens per page of its group; 0: keeps no pages. */
+  int32_t page_size;        /* Tokens per page of its group; 0: keeps no pages. */
   uint64_t k_scale_bytes;   /* Scales of K in one page, behind V; 0: none. */
   uint64_t v_scale_bytes;
 } kvc_layer_info;
 
 /* Reports a layer as planned, defaults filled in.
  *
- * `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, page_tokens,
+ * `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, page_size,
  * region and dims are the source's; bytes that it keeps itself are 0. MLA: k_page_bytes is the
  * latents', num_kv_heads 1, v_page_bytes 0. K = V layers: v_page_bytes 0.
  *
@@ -893,11 +893,11 @@ KVC_API kvc_status kvc_plan_max_tokens(const kvc_plan *plan, uint64_t byte_budge
  * out of the pages. With m = forwards_in_flight * max_tokens_per_forward (num_tokens where that has
  * no limit), a layer group needs
  *
- *   full attention   ceil(num_tokens / page_tokens)
- *   window W         ceil((W - 1 + m) / page_tokens) + 1 (vLLM's formula), and no more than full
+ *   full attention   ceil(num_tokens / page_size)
+ *   window W         ceil((W - 1 + m) / page_size) + 1 (vLLM's formula), and no more than full
  *                    attention
- *   chunk C          the same with C, without the + 1 where page_tokens divides C
- *   CROSS            ceil(max_cross_len / page_tokens)
+ *   chunk C          the same with C, without the + 1 where page_size divides C
+ *   CROSS            ceil(max_cross_len / page_size)
  *
  * Misuse:    KVC_E_OUT_OF_RANGE  num_tokens is negative.
  * Threading: any. Device: host only. */
@@ -926,7 +926,7 @@ KVC_API kvc_status kvc_plan_to_json(const kvc_plan *plan, char *KVC_NULLABLE buf
  * Give each rank's plan this number.
  *
  * Misuse:    KVC_E_INVALID_ARGUMENT  n = 0; a NULL plan; plans whose groups differ in number,
- *                                    page_tokens, window, chunk or kind (the message names both).
+ *                                    page_size, window, chunk or kind (the message names both).
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_plan_min_pages(const kvc_plan *const *plans, size_t n, int64_t *out_pages,
                                       kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -963,8 +963,8 @@ KVC_API void kvc_cache_destroy(kvc_cache *KVC_NULLABLE cache) KVC_NOEXCEPT;
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_cache_clear(kvc_cache *cache, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Grows the pool, or shrinks it when the pages above are free. Page ids and contents stay. On a GPU
- * it waits until all that was enqueued for the cache is done.
+/* Grows the pool, or shrinks it when the pages above are available. Page ids and contents stay. On
+ * a GPU it waits until all that was enqueued for the cache is done.
  *
  * A tensor exported before keeps its shape; after a shrink the dropped pages in it may read zero.
  *
@@ -983,16 +983,16 @@ KVC_API kvc_status kvc_cache_resize(kvc_cache *cache, int64_t num_pages,
 
 /* Counters and gauges of a cache.
  *
- * pages_total = pages_used + pages_free. An indexed page is one that the prefix index knows; it may
- * be used or free. A free indexed page keeps its content until it is evicted because somebody needs
- * it. */
+ * pages_total = pages_used + pages_available. An available page is free, without data, or cached:
+ * the prefix index alone knows it, and it keeps its content until it is evicted because somebody
+ * needs it. */
 typedef struct kvc_stats {
   size_t struct_size;
   int64_t num_seqs;
   int64_t total_length;         /* Tokens over all sequences; a shared token counts once per
                                    sequence. */
   int64_t pages_total;
-  int64_t pages_free;
+  int64_t pages_available;
   int64_t pages_used;           /* Held by sequences, the open forward or pins, or taken out of use
                                    by state slots. */
   int64_t pages_shared;         /* Used pages that more than one sequence holds. */
@@ -1014,11 +1014,10 @@ typedef struct kvc_stats {
                                    together. */
   int64_t slots_unused;         /* Token slots of used pages behind the last token of their
                                    sequence: internal fragmentation. Divide by pages_used *
-                                   page_tokens. */
-  int64_t pages_cached;         /* Indexed pages: those that the prefix index knows, used ones
-                                   included. */
-  int64_t pages_evictable;      /* Of these, pages held by the index alone; counted in
-                                   pages_free. */
+                                   page_size. */
+  int64_t pages_indexed;        /* Pages that the prefix index knows, used ones included. */
+  int64_t pages_cached;         /* Of these, pages that the index alone holds; counted in
+                                   pages_available. */
   int64_t prefix_blocks;        /* Blocks in the index, both tiers. */
   int64_t prefix_blocks_host;   /* Of these, blocks with pages on the host. */
   int64_t prefix_pinned;        /* Pinned blocks. */
@@ -1056,11 +1055,11 @@ typedef struct kvc_stats {
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_stats *out,
                                        kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Returns the pages that no sequence, forward or pin holds; pages that only the prefix index knows
- * are free. -1 when cache is NULL.
+/* Returns the pages that no sequence, forward or pin holds: free ones, and cached ones, which only
+ * the prefix index knows. -1 when cache is NULL.
  *
  * Threading: shared. Device: host only. */
-KVC_API int64_t kvc_cache_free_pages(const kvc_cache *cache) KVC_NOEXCEPT;
+KVC_API int64_t kvc_cache_available_pages(const kvc_cache *cache) KVC_NOEXCEPT;
 
 /* Returns the tokens over all sequences, each sequence counting its shared prefix. -1 when cache is
  * NULL.
@@ -1068,14 +1067,15 @@ KVC_API int64_t kvc_cache_free_pages(const kvc_cache *cache) KVC_NOEXCEPT;
  * Threading: shared. Device: host only. */
 KVC_API int64_t kvc_cache_total_length(const kvc_cache *cache) KVC_NOEXCEPT;
 
-/* Returns 1 when no sequence exists and every page is free. 0 otherwise, also when cache is NULL.
+/* Returns 1 when no sequence exists and every page is available. 0 otherwise, also when cache is
+ * NULL.
  *
  * Threading: shared. Device: host only. */
 KVC_API int32_t kvc_cache_is_empty(const kvc_cache *cache) KVC_NOEXCEPT;
 
 /* Recounts everything and compares: reference counts, free list, lengths, tables. O(pages).
  *
- * Misuse:    KVC_E_CORRUPT  A defect in the library. The message names the page or the sequence.
+ * Expected:  KVC_E_CORRUPT  A defect in the library. The message names the page or the sequence.
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_cache_check(const kvc_cache *cache,
                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -1587,9 +1587,9 @@ KVC_API kvc_status kvc_mla_append(kvc_forward *fwd, int32_t layer, const DLTenso
  * 1. Publishing. A block is published when it is full and committed: by forwards that give
  *    `tokens`, or by kvc_prefix_insert. Equal blocks are kept once: a sequence that computed one
  *    again takes the index's pages over.
- * 2. Eviction. Pages that only the index knows count as free, and are evicted when pages are
- *    needed: leaves first, least recently used first, lower priority first, never pages in use or
- *    pinned.
+ * 2. Eviction. Pages that only the index knows (cached) are available, and are evicted when pages
+ *    are needed: leaves first, least recently used first, lower priority first, never pages in use
+ *    or pinned.
  * 3. Quotas. Blocks of a namespace with a quota (kvc_prefix_quota_set) go after all others, so that
  *    one tenant's traffic evicts its own blocks before another's.
  * 4. Host tier. With a host budget, evicted pages move to the host and come back on a hit.
@@ -1672,8 +1672,8 @@ KVC_API kvc_status kvc_prefix_hash(const int32_t *KVC_NULLABLE tokens, size_t nu
 
 /* Returns the leading tokens that kvc_prefix_attach would find now.
  *
- * Of what lies on the host, that is only as much as pages are free, and a quota leaves room, to
- * bring it back. The call changes nothing and counts in no metric.
+ * Of what lies on the host, that is only as much as pages are available, and a quota leaves room,
+ * to bring it back. The call changes nothing and counts in no metric.
  *
  * Misuse of all functions that take a query; comments below say "query":
  *            KVC_E_INVALID_ARGUMENT  NULL; neither tokens nor hashes; a key of type 0.
@@ -1687,7 +1687,7 @@ KVC_API kvc_status kvc_prefix_match(const kvc_cache *cache, const kvc_prefix_que
  * there.
  *
  * Its length is then *out_tokens, which is 0 when nothing hits. Pages on the host are copied back
- * as long as pages are free; the hit is shorter when they are not.
+ * as long as pages are available; the hit is shorter when they are not.
  *
  * Misuse:    query; and
  *            KVC_E_INVALID_ARGUMENT  seq < 0.
@@ -1720,8 +1720,8 @@ KVC_API kvc_status kvc_prefix_insert(kvc_cache *cache, kvc_seq seq, const kvc_pr
 
 /* Keeps the full blocks of the query that are in the index, on the device, from being evicted.
  *
- * Pins count: each needs its own kvc_prefix_unpin. Pinned pages are not free. *out_tokens: tokens
- * pinned.
+ * Pins count: each needs its own kvc_prefix_unpin. Pinned pages are not available. *out_tokens:
+ * tokens pinned.
  *
  * Misuse:    query.
  * Threading: exclusive. Device: host only. */
@@ -2919,7 +2919,7 @@ KVC_API kvc_status kvc_debug_set_state(kvc_cache *cache, kvc_seq seq, int32_t la
 /* `*out`: owned by caller, released by its deleter on any thread, also after kvc_cache_destroy. The
  * memory lives as long. */
 
-/* What kvc_export_pool exports. page_size is kvc_layer_info.page_tokens. */
+/* What kvc_export_pool exports. page_size is kvc_layer_info.page_size. */
 typedef int32_t kvc_pool_kind;
 enum {
   KVC_POOL_K = 0,    /* [num_pages, num_kv_heads, page_size, k_dim], strided view. MLA:
@@ -2947,7 +2947,7 @@ KVC_API kvc_status kvc_export_pool(kvc_cache *cache, int32_t layer, kvc_pool_kin
                                    struct DLManagedTensorVersioned **out,
                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* What kvc_export_page_table exports. page_size is kvc_group_info.page_tokens; B and T are those of
+/* What kvc_export_page_table exports. page_size is kvc_group_info.page_size; B and T are those of
  * the forward. */
 typedef int32_t kvc_table_kind;
 enum {

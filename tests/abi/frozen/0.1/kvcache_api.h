@@ -62,7 +62,7 @@ typedef struct kvc_api {
   kvc_status (*cache_resize)(kvc_cache *cache, int64_t num_pages, kvc_error *KVC_NULLABLE err);
   kvc_status (*cache_stats_get)(const kvc_cache *cache, kvc_stats *out,
                                 kvc_error *KVC_NULLABLE err);
-  int64_t (*cache_free_pages)(const kvc_cache *cache);
+  int64_t (*cache_available_pages)(const kvc_cache *cache);
   int64_t (*cache_total_length)(const kvc_cache *cache);
   int32_t (*cache_is_empty)(const kvc_cache *cache);
   kvc_status (*cache_check)(const kvc_cache *cache, kvc_error *KVC_NULLABLE err);

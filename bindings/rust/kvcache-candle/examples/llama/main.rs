@@ -76,6 +76,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         single.logits.extend(alone.logits);
     }
     compare("16 unequal sequences", &batch, &single);
-    println!("free pages: {} of 128", cache.cache().free_pages());
+    println!("free pages: {} of 128", cache.cache().available_pages());
     Ok(())
 }

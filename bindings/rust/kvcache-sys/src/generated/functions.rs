@@ -211,7 +211,7 @@ extern "C" {
     /// Reports a layer as planned, defaults filled in.
     ///
     /// ```text
-    /// `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, page_tokens,
+    /// `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, page_size,
     /// region and dims are the source's; bytes that it keeps itself are 0. MLA: k_page_bytes is the
     /// latents', num_kv_heads 1, v_page_bytes 0. K = V layers: v_page_bytes 0.
     ///
@@ -258,11 +258,11 @@ extern "C" {
     /// out of the pages. With m = forwards_in_flight * max_tokens_per_forward (num_tokens where that has
     /// no limit), a layer group needs
     ///
-    ///   full attention   ceil(num_tokens / page_tokens)
-    ///   window W         ceil((W - 1 + m) / page_tokens) + 1 (vLLM's formula), and no more than full
+    ///   full attention   ceil(num_tokens / page_size)
+    ///   window W         ceil((W - 1 + m) / page_size) + 1 (vLLM's formula), and no more than full
     ///                    attention
-    ///   chunk C          the same with C, without the + 1 where page_tokens divides C
-    ///   CROSS            ceil(max_cross_len / page_tokens)
+    ///   chunk C          the same with C, without the + 1 where page_size divides C
+    ///   CROSS            ceil(max_cross_len / page_size)
     ///
     /// Misuse:    KVC_E_OUT_OF_RANGE  num_tokens is negative.
     /// Threading: any. Device: host only.
@@ -305,7 +305,7 @@ extern "C" {
     /// Give each rank's plan this number.
     ///
     /// Misuse:    KVC_E_INVALID_ARGUMENT  n = 0; a NULL plan; plans whose groups differ in number,
-    ///                                    page_tokens, window, chunk or kind (the message names both).
+    ///                                    page_size, window, chunk or kind (the message names both).
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_min_pages(
@@ -352,11 +352,11 @@ extern "C" {
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_cache_clear(cache: *mut kvc_cache, err: *mut kvc_error) -> kvc_status;
-    /// Grows the pool, or shrinks it when the pages above are free.
+    /// Grows the pool, or shrinks it when the pages above are available.
     ///
     /// ```text
-    /// Page ids and contents stay. On a GPU
-    /// it waits until all that was enqueued for the cache is done.
+    /// Page ids and contents stay. On
+    /// a GPU it waits until all that was enqueued for the cache is done.
     ///
     /// A tensor exported before keeps its shape; after a shrink the dropped pages in it may read zero.
     ///
@@ -386,15 +386,15 @@ extern "C" {
         out: *mut kvc_stats,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Returns the pages that no sequence, forward or pin holds; pages that only the prefix index
-    /// knows are free.
+    /// Returns the pages that no sequence, forward or pin holds: free ones, and cached ones, which
+    /// only the prefix index knows.
     ///
     /// ```text
     /// -1 when cache is NULL.
     ///
     /// Threading: shared. Device: host only.
     /// ```
-    pub fn kvc_cache_free_pages(cache: *const kvc_cache) -> i64;
+    pub fn kvc_cache_available_pages(cache: *const kvc_cache) -> i64;
     /// Returns the tokens over all sequences, each sequence counting its shared prefix.
     ///
     /// ```text
@@ -404,10 +404,11 @@ extern "C" {
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_cache_total_length(cache: *const kvc_cache) -> i64;
-    /// Returns 1 when no sequence exists and every page is free.
+    /// Returns 1 when no sequence exists and every page is available.
     ///
     /// ```text
-    /// 0 otherwise, also when cache is NULL.
+    /// 0 otherwise, also when cache is
+    /// NULL.
     ///
     /// Threading: shared. Device: host only.
     /// ```
@@ -417,7 +418,7 @@ extern "C" {
     /// ```text
     /// O(pages).
     ///
-    /// Misuse:    KVC_E_CORRUPT  A defect in the library. The message names the page or the sequence.
+    /// Expected:  KVC_E_CORRUPT  A defect in the library. The message names the page or the sequence.
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_cache_check(cache: *const kvc_cache, err: *mut kvc_error) -> kvc_status;
@@ -892,8 +893,8 @@ extern "C" {
     /// Returns the leading tokens that kvc_prefix_attach would find now.
     ///
     /// ```text
-    /// Of what lies on the host, that is only as much as pages are free, and a quota leaves room, to
-    /// bring it back. The call changes nothing and counts in no metric.
+    /// Of what lies on the host, that is only as much as pages are available, and a quota leaves room,
+    /// to bring it back. The call changes nothing and counts in no metric.
     ///
     /// Misuse of all functions that take a query; comments below say "query":
     ///            KVC_E_INVALID_ARGUMENT  NULL; neither tokens nor hashes; a key of type 0.
@@ -912,7 +913,7 @@ extern "C" {
     ///
     /// ```text
     /// Its length is then *out_tokens, which is 0 when nothing hits. Pages on the host are copied back
-    /// as long as pages are free; the hit is shorter when they are not.
+    /// as long as pages are available; the hit is shorter when they are not.
     ///
     /// Misuse:    query; and
     ///            KVC_E_INVALID_ARGUMENT  seq < 0.
@@ -955,8 +956,8 @@ extern "C" {
     /// Keeps the full blocks of the query that are in the index, on the device, from being evicted.
     ///
     /// ```text
-    /// Pins count: each needs its own kvc_prefix_unpin. Pinned pages are not free. *out_tokens: tokens
-    /// pinned.
+    /// Pins count: each needs its own kvc_prefix_unpin. Pinned pages are not available. *out_tokens:
+    /// tokens pinned.
     ///
     /// Misuse:    query.
     /// Threading: exclusive. Device: host only.

@@ -116,8 +116,8 @@ pub struct kvc_api {
         out: *mut kvc_stats,
         err: *mut kvc_error,
     ) -> kvc_status,
-    /// [`kvc_cache_free_pages`]
-    pub cache_free_pages: unsafe extern "C" fn(cache: *const kvc_cache) -> i64,
+    /// [`kvc_cache_available_pages`]
+    pub cache_available_pages: unsafe extern "C" fn(cache: *const kvc_cache) -> i64,
     /// [`kvc_cache_total_length`]
     pub cache_total_length: unsafe extern "C" fn(cache: *const kvc_cache) -> i64,
     /// [`kvc_cache_is_empty`]

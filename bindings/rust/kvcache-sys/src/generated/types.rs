@@ -459,7 +459,7 @@ kinds! {
     ///
     /// ```text
     /// Inside a page each layer has, in both layouts, with
-    /// P = kvc_group_info.page_tokens:
+    /// P = kvc_group_info.page_size:
     ///   1. ATTENTION, CROSS: K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
     ///      K = V layers: K alone. MLA: [P][latent_rank + latent_rope_dim].
     ///   2. PER_TOKEN_HEAD: then K's scales [num_kv_heads][P], then V's. BLOCK16: then K's
@@ -526,7 +526,7 @@ pub struct kvc_executor {
 }
 
 /// Every layer group has page_size tokens per page, and pages of narrower groups are padded.
-/// Without it, narrower groups get more tokens per page (kvc_group_info.page_tokens, a multiple of
+/// Without it, narrower groups get more tokens per page (kvc_group_info.page_size, a multiple of
 /// page_size), so that little is padded.
 pub const KVC_CONFIG_PAD_PAGES: u64 = 1;
 /// Every page and state slot that a forward takes is filled with zeros before the forward writes
@@ -659,7 +659,7 @@ pub struct kvc_plan_info {
     pub num_state_slots: i64,
     /// Pages that a state slot takes out of use; 0: states have memory of their own.
     pub state_slot_pages: i64,
-    /// Tokens of a block of the prefix index: least common multiple of the groups' page_tokens.
+    /// Tokens of a block of the prefix index: least common multiple of the groups' page_size.
     pub prefix_block: i32,
     pub forwards_in_flight: i32,
     /// host_byte_budget / page_bytes.
@@ -700,7 +700,7 @@ pub struct kvc_group_info {
     /// Bytes of a page that they leave unused.
     pub padding_bytes: u64,
     /// Tokens per page.
-    pub page_tokens: i32,
+    pub page_size: i32,
     /// Global id of its first layer in the slice; -1: none here.
     pub first_layer: i32,
     /// Its part of kvc_plan_info.request_pages.
@@ -746,7 +746,7 @@ pub struct kvc_layer_info {
     pub region_offset: u64,
     pub quant: kvc_quant,
     /// Tokens per page of its group; 0: keeps no pages.
-    pub page_tokens: i32,
+    pub page_size: i32,
     /// Scales of K in one page, behind V; 0: none.
     pub k_scale_bytes: u64,
     pub v_scale_bytes: u64,
@@ -755,9 +755,9 @@ pub struct kvc_layer_info {
 /// Counters and gauges of a cache.
 ///
 /// ```text
-/// pages_total = pages_used + pages_free. An indexed page is one that the prefix index knows; it may
-/// be used or free. A free indexed page keeps its content until it is evicted because somebody needs
-/// it.
+/// pages_total = pages_used + pages_available. An available page is free, without data, or cached:
+/// the prefix index alone knows it, and it keeps its content until it is evicted because somebody
+/// needs it.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -767,7 +767,7 @@ pub struct kvc_stats {
     /// Tokens over all sequences; a shared token counts once per sequence.
     pub total_length: i64,
     pub pages_total: i64,
-    pub pages_free: i64,
+    pub pages_available: i64,
     /// Held by sequences, the open forward or pins, or taken out of use by state slots.
     pub pages_used: i64,
     /// Used pages that more than one sequence holds.
@@ -797,12 +797,12 @@ pub struct kvc_stats {
     /// Shared prefixes read once for several sequences, attention calls together.
     pub cascades: u64,
     /// Token slots of used pages behind the last token of their sequence: internal fragmentation.
-    /// Divide by pages_used \* page_tokens.
+    /// Divide by pages_used \* page_size.
     pub slots_unused: i64,
-    /// Indexed pages: those that the prefix index knows, used ones included.
+    /// Pages that the prefix index knows, used ones included.
+    pub pages_indexed: i64,
+    /// Of these, pages that the index alone holds; counted in pages_available.
     pub pages_cached: i64,
-    /// Of these, pages held by the index alone; counted in pages_free.
-    pub pages_evictable: i64,
     /// Blocks in the index, both tiers.
     pub prefix_blocks: i64,
     /// Of these, blocks with pages on the host.
@@ -1409,7 +1409,7 @@ pub struct kvc_op_opt {
 }
 
 kinds! {
-    /// What kvc_export_pool exports. page_size is kvc_layer_info.page_tokens.
+    /// What kvc_export_pool exports. page_size is kvc_layer_info.page_size.
     kvc_pool_kind: i32 {
         /// \[num_pages, num_kv_heads, page_size, k_dim\], strided view. MLA: \[num_pages, 1,
         /// page_size, latent_rank + latent_rope_dim\].
@@ -1427,7 +1427,7 @@ kinds! {
     /// What kvc_export_page_table exports.
     ///
     /// ```text
-    /// page_size is kvc_group_info.page_tokens; B and T are those of
+    /// page_size is kvc_group_info.page_size; B and T are those of
     /// the forward.
     /// ```
     kvc_table_kind: i32 {

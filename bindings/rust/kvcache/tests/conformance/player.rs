@@ -143,7 +143,7 @@ impl Player {
 
     /// What a refused step must leave as it was.
     fn snapshot(&self, cache: &CacheRef) -> String {
-        let mut text = format!("{} {}", cache.free_pages(), cache.total_length());
+        let mut text = format!("{} {}", cache.available_pages(), cache.total_length());
         let groups = self.plan.info().unwrap().num_groups as usize;
         for seq in cache.sequences().unwrap() {
             let pages: Vec<_> = (0..groups).map(|group| self.seq_pages(cache, seq, group)).collect();
@@ -157,7 +157,7 @@ impl Player {
             let length = cache.length(number(seq)).unwrap();
             self.equal(Some(length), wanted.as_i64(), &format!("length of sequence {seq}"));
         }
-        self.answer(expect, "free_pages", cache.free_pages());
+        self.answer(expect, "available_pages", cache.available_pages());
         self.answer(expect, "total_length", cache.total_length());
         if let Some(empty) = expect.find("empty") {
             let wanted = empty.as_bool().unwrap_or_else(|| empty.as_i64() == Some(1));
