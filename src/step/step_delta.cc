@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/step.h"
+#include "kernels/step_words.h"
 #include "src/step/batch.h"
 
 namespace kvc {
 namespace {
 
-using cuda::ChangeKind;
-using cuda::StepChange;
+using kernels::ChangeKind;
+using kernels::StepChange;
 
 constexpr int64_t kBaseColumns = 3;
 constexpr int64_t kChangeWords = sizeof(StepChange) / sizeof(int32_t);
@@ -17,9 +17,9 @@ constexpr int64_t kChangeWords = sizeof(StepChange) / sizeof(int32_t);
 // Words per entry of what add_columns() adds.
 int64_t num_columns(int32_t columns) {
   int64_t count = kBaseColumns;
-  for (const int32_t one : {cuda::kColumnOffset, cuda::kColumnLength, cuda::kColumnLong})
+  for (const int32_t one : {kernels::kColumnOffset, kernels::kColumnLength, kernels::kColumnLong})
     count += (columns & one) != 0 ? 1 : 0;
-  for (const int32_t two : {cuda::kColumnWindow, cuda::kColumnCross, cuda::kColumnState})
+  for (const int32_t two : {kernels::kColumnWindow, kernels::kColumnCross, kernels::kColumnState})
     count += (columns & two) != 0 ? 2 : 0;
   return count;
 }
@@ -48,7 +48,7 @@ bool has_long_factors(const Spec& spec) {
 int64_t StepDelta::reserve(const std::vector<BatchEntry>& entries, const TableWork& work,
                            const Spec& spec) {
   int64_t num_words =
-      cuda::kStepHeaderWords +
+      kernels::kStepHeaderWords +
       num_columns(columns_of(entries, spec)) * static_cast<int64_t>(entries.size()) +
       kChangeWords * work.num_changes + work.num_entries + 2 * work.num_copies;
   for (size_t i = 0; has_memory_ && i < entries.size(); ++i) {
@@ -65,13 +65,14 @@ int64_t StepDelta::reserve(const std::vector<BatchEntry>& entries, const TableWo
 int32_t StepDelta::columns_of(const std::vector<BatchEntry>& entries,
                               const Spec& spec) const noexcept {
   if (!has_memory_) return 0;
-  int32_t columns = spec.has_states() ? cuda::kColumnState : 0;
-  if (has_long_factors(spec)) columns |= cuda::kColumnLong;
+  int32_t columns = spec.has_states() ? kernels::kColumnState : 0;
+  if (has_long_factors(spec)) columns |= kernels::kColumnLong;
   for (const BatchEntry& entry : entries) {
-    if (entry.sequence->window != 0) columns |= cuda::kColumnWindow;
-    if (entry.sequence->next_position() != entry.old_length) columns |= cuda::kColumnOffset;
-    if (entry.sequence->cross_length != 0 || entry.cross_length != 0) columns |= cuda::kColumnCross;
-    if (entry.old_nodes != 0) columns |= cuda::kColumnLength;
+    if (entry.sequence->window != 0) columns |= kernels::kColumnWindow;
+    if (entry.sequence->next_position() != entry.old_length) columns |= kernels::kColumnOffset;
+    if (entry.sequence->cross_length != 0 || entry.cross_length != 0)
+      columns |= kernels::kColumnCross;
+    if (entry.old_nodes != 0) columns |= kernels::kColumnLength;
   }
   return columns;
 }
@@ -85,23 +86,23 @@ void StepDelta::add_columns(const std::vector<BatchEntry>& entries, int32_t colu
   add([](const BatchEntry& entry) { return entry.old_length + entry.old_nodes; });
   add([](const BatchEntry& entry) { return entry.append_length; });
   if (columns == 0) return;
-  if ((columns & cuda::kColumnWindow) != 0) {
+  if ((columns & kernels::kColumnWindow) != 0) {
     add([](const BatchEntry& entry) { return entry.sequence->window; });
     add([](const BatchEntry& entry) { return entry.sequence->sink; });
   }
-  if ((columns & cuda::kColumnOffset) != 0)
+  if ((columns & kernels::kColumnOffset) != 0)
     add([](const BatchEntry& entry) { return entry.sequence->next_position() - entry.old_length; });
-  if ((columns & cuda::kColumnCross) != 0) {
+  if ((columns & kernels::kColumnCross) != 0) {
     add([](const BatchEntry& entry) { return entry.sequence->cross_length; });
     add([](const BatchEntry& entry) { return entry.cross_length; });
   }
-  if ((columns & cuda::kColumnState) != 0) {
+  if ((columns & kernels::kColumnState) != 0) {
     add([](const BatchEntry& entry) { return entry.sequence->state; });
     add([](const BatchEntry& entry) { return entry.new_state; });
   }
-  if ((columns & cuda::kColumnLength) != 0)
+  if ((columns & kernels::kColumnLength) != 0)
     add([](const BatchEntry& entry) { return entry.old_length; });
-  if ((columns & cuda::kColumnLong) != 0)
+  if ((columns & kernels::kColumnLong) != 0)
     add([&](const BatchEntry& entry) { return long_ropes(spec, entry); });
 }
 
@@ -121,7 +122,7 @@ void StepDelta::add_changes(const std::vector<BatchEntry>& entries,
     });
     if (count == 0) continue;
     add(ChangeKind::kCopy, group, 0, 0, count);
-    words_[2] += 1 << cuda::kStepCopiesShift;
+    words_[2] += 1 << kernels::kStepCopiesShift;
   }
   for (size_t i = 0; i < entries.size(); ++i) {
     const BatchEntry& entry = entries[i];

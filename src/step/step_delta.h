@@ -1,4 +1,4 @@
-// The step delta: what a forward sends to a device, in the form that kernels/cuda/step.h describes.
+// The step delta: what a forward sends to a device, in the form of kernels/step_words.h.
 #pragma once
 
 #include <cstddef>

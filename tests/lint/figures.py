@@ -1,4 +1,4 @@
-"""Counts that say how large and how plain the tree is: lines and files per part, class widths, hops, retired words.
+"""Counts that say how large and how plain the tree is: lines and files per part, class widths, retired words.
 
 usage: figures.py [ROOT]: of another checkout. `duplicates` is counted by whoever has a tool for it.
 """

@@ -9,7 +9,8 @@ LAYERS = ["base", "files", "tiers", "device", "plan", "model_config", "pages", "
           "capi"]
 # What of the kernels the host code may see, and from which layer on.
 KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base", "kernels/cpu/table.h": "exec",
-                  "kernels/cuda/table.h": "device", "kernels/cuda/step.h": "step", "kernels/cuda/work.h": "exec"}
+                  "kernels/step_words.h": "step", "kernels/cuda/table.h": "device", "kernels/cuda/step.h": "exec",
+                  "kernels/cuda/work.h": "exec"}
 # What a layer must not see although it lies above: the C functions use a cache through its parts alone.
 HIDDEN = {"capi": {"src/cache/cache_core.h"}}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')

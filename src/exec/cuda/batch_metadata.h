@@ -10,8 +10,8 @@
 #include "src/device/gpu.h"
 #include "src/device/uploads.h"
 #include "src/exec/cuda/cascade.h"
+#include "src/exec/cuda/device_step.h"
 #include "src/exec/sequence_set.h"
-#include "src/step/device_step.h"
 #include "src/step/forward.h"
 
 namespace kvc {

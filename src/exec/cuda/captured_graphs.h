@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/exec/cuda/device_step.h"
 #include "src/plan/spec.h"
-#include "src/step/device_step.h"
 #include "src/step/forward.h"
 
 namespace kvc {

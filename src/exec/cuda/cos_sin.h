@@ -7,8 +7,8 @@
 
 #include "src/device/gpu.h"
 #include "src/device/uploads.h"
+#include "src/exec/cuda/device_step.h"
 #include "src/plan/spec.h"
-#include "src/step/device_step.h"
 #include "src/step/forward.h"
 
 namespace kvc {

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "src/device/device.h"
+#include "src/exec/cuda/device_pages.h"
 #include "src/exec/cuda/page_copies.h"
 #include "src/exec/cuda/stream_order.h"
 #include "src/pages/pool.h"
 #include "src/plan/plan.h"
-#include "src/step/device_pages.h"
 
 namespace kvc {
 

@@ -7,10 +7,10 @@
 #include "src/device/uploads.h"
 #include "src/exec/cuda/captured_graphs.h"
 #include "src/exec/cuda/cos_sin.h"
+#include "src/exec/cuda/device_step.h"
 #include "src/exec/cuda/stream_order.h"
 #include "src/exec/engine.h"
 #include "src/exec/sequence_set.h"
-#include "src/step/device_step.h"
 #include "src/step/forward.h"
 
 namespace kvc {

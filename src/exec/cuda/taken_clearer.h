@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "src/device/uploads.h"
+#include "src/exec/cuda/device_pages.h"
 #include "src/pages/pool.h"
 #include "src/pages/state_pool.h"
 #include "src/plan/plan.h"
 #include "src/step/batch.h"
-#include "src/step/device_pages.h"
 
 namespace kvc {
 

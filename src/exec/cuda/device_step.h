@@ -7,9 +7,9 @@
 
 #include "kernels/cuda/step.h"
 #include "src/device/gpu.h"
+#include "src/exec/cuda/device_pages.h"
 #include "src/plan/plan.h"
 #include "src/step/batch.h"
-#include "src/step/device_pages.h"
 
 namespace kvc {
 

@@ -1,4 +1,4 @@
-#include "src/step/device_step.h"
+#include "src/exec/cuda/device_step.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "src/step/device_pages.h"
+#include "src/exec/cuda/device_pages.h"
 
 #include <algorithm>
 
