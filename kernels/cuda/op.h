@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/op_tensors.h"
 #include "kernels/params.h"
 #include "kernels/target.h"
 
@@ -13,46 +14,23 @@ namespace kvc::cuda {
 
 struct PageRegion;
 
-// Makes kernels::AttnSequence. Paged keys come as page_indptr and page_indices (CSR) or as
-// block_table (padded). Ragged keys come as key_indptr: each sequence has one "page" whose number
-// is its first row.
+// Makes kernels::AttnSequence. Of ragged keys each sequence has one "page" whose number is its
+// first row.
 //
 // A sequence sees no key in these cases:
 // - its length, its offset in the tables or a visible page id is out of range;
 // - it is causal and has more rows than keys.
 // Where row_indptr does not ascend within num_rows, no sequence has rows.
-struct OpSequencesParams {
-  int32_t num_sequences;
-  int64_t num_rows;            // Rows of q.
-  const int32_t* row_indptr;   // Nullable, [num_sequences + 1]. Null: every sequence has one row.
-  const int32_t* seq_lens;     // Paged: [num_sequences].
-  const int32_t* key_indptr;   // Ragged: [num_sequences + 1].
-  int64_t num_keys;            // Ragged: rows of k.
-  const int32_t* page_indptr;  // CSR: [num_sequences + 1].
-  const int32_t* page_indices;
-  int64_t num_indices;
-  const int32_t* block_table;  // Padded: row s begins at block_table + s * table_stride.
-  int64_t table_stride;        // Entries.
-  int64_t table_columns;
-  int32_t page_size;
-  int64_t num_pages;
-  int64_t max_keys;  // Max keys of a sequence: the columns of a bias.
-  int32_t full;      // 1: every row sees all keys.
-  int64_t window;    // 0: none.
+struct OpSequencesParams : kernels::OpSequenceTensors {
   kernels::AttnSequence* sequences;
   int32_t* key_begins;  // [num_rows], with a window.
   int32_t* key_ends;    // [num_rows], of sequences that see no key.
   int32_t* count;       // [1], for the scheduler: num_sequences.
 };
 
-// Makes kernels::LinearSequence from states that lie at `states` + s * stride. Where row_indptr
-// does not ascend within num_rows, no sequence has rows.
-struct OpStatesParams {
-  int32_t num_sequences;
-  int64_t num_rows;
-  const int32_t* row_indptr;  // Nullable: every sequence has one row.
-  std::byte* states;
-  int64_t stride;
+// Makes kernels::LinearSequence. Where row_indptr does not ascend within num_rows, no sequence has
+// rows.
+struct OpStatesParams : kernels::OpStateTensors {
   void* sequences;  // LinearSequence[num_sequences].
 };
 

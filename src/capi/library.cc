@@ -93,7 +93,7 @@ kvc_device_caps cuda_caps(int32_t id) {
     fail_with(KVC_E_OUT_OF_RANGE, id,
               "device.device_id = %d does not exist: there are %d CUDA devices", id, count);
   }
-  const kvc::cuda::DeviceInfo info = kvc::device_info(kvc::require_device(id));
+  const auto info = kvc::device_info(kvc::require_device(id));
   caps.backend_present = 1;
   caps.arch = info.arch;
   caps.num_cores = info.num_sms;

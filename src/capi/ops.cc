@@ -108,7 +108,7 @@ void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int
 // rows are those of q, and the keys at most the columns of a bias.
 void attend_on(const OpPlace& place, kvc::CudaOpAttention& attention, const OpOptions& read,
                const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
-  kvc::cuda::OpSequencesParams& sequences = attention.sequences;
+  kvc::kernels::OpSequenceTensors& sequences = attention.sequences;
   sequences.full = read.opt.full;
   const bool has_cuts = sequences.row_indptr != nullptr;
   sequences.num_rows = has_cuts ? q->shape[0] : sequences.num_sequences;

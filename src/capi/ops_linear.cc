@@ -101,7 +101,7 @@ LinearParams read_params(const kvc_linear_opt& opt, const DLTensor* states,
 void step_on(const kvc::OpPlace& place, const kvc_linear_opt& linear, const kvc::OpOptions& read,
              const DLTensor* qo_indptr, const DLTensor* state_tensor, const StateView& view,
              const kvc::LinearTensors& tensors) {
-  kvc::cuda::OpStatesParams states{};
+  kvc::kernels::OpStateTensors states{};
   states.num_sequences = static_cast<int32_t>(view.sequences);
   states.num_rows = view.sequences;
   states.states = view.base;

@@ -146,7 +146,8 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
          "lengths are not known here; caches do",
          device_.id);
   }
-  cuda::OpSequencesParams sequences = attention.sequences;
+  cuda::OpSequencesParams sequences{};
+  static_cast<kernels::OpSequenceTensors&>(sequences) = attention.sequences;
   if (sequences.num_sequences == 0 || sequences.num_rows == 0) return;
   const LayerSpec& shape = attention.shape;
   AttnLaunch launch{};
@@ -304,14 +305,15 @@ void CudaOperators::merge(const MergeCall& call) {
                stream_);
 }
 
-void CudaOperators::linear(kernels::LinearParams params, const cuda::OpStatesParams& states) {
+void CudaOperators::linear(kernels::LinearParams params, const kernels::OpStateTensors& states) {
   if (states.num_sequences == 0) return;
   if (params.k_dim > kMaxHeadDim) {
     fail_with(KVC_E_UNSUPPORTED, params.k_dim,
               "states has a k dim of %d: on CUDA device %d at most %d", params.k_dim, device_.id,
               kMaxHeadDim);
   }
-  cuda::OpStatesParams made = states;
+  cuda::OpStatesParams made{};
+  static_cast<kernels::OpStateTensors&>(made) = states;
   kernels::LinearSequence* sequences = nullptr;
   Scratch scratch(stream_);
   scratch.place(&sequences, states.num_sequences);

@@ -14,14 +14,13 @@
 
 namespace kvc {
 
-// The keys of one attention. `sequences` has the caller's arrays and limits; `attend` fills in the
-// arrays that kernels write.
+// The keys of one attention.
 struct CudaOpAttention {
   LayerSpec shape;  // Heads, dims and latent_rank.
   kernels::PagedRows k;
   kernels::PagedRows v;
   int32_t page_size;
-  cuda::OpSequencesParams sequences;
+  kernels::OpSequenceTensors sequences;
 };
 
 class CudaOperators {
@@ -37,9 +36,8 @@ class CudaOperators {
   void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads,
               int32_t dim, int64_t num_rows, const OpRotation& rotation);
   void merge(const MergeCall& call);
-  // `states` has the address of the first sequence's state and the stride. Fills in
-  // params.sequences.
-  void linear(kernels::LinearParams params, const cuda::OpStatesParams& states);
+  // Fills in params.sequences.
+  void linear(kernels::LinearParams params, const kernels::OpStateTensors& states);
 
  private:
   struct RowClass {

@@ -232,10 +232,10 @@ OpTable view_table(const kvc_op_table& table, int32_t page_size) {
   return out;
 }
 
-cuda::OpSequencesParams view_table_on(DLDevice device, const kvc_op_table& table,
-                                      const OpPool& pool) {
+kernels::OpSequenceTensors view_table_on(DLDevice device, const kvc_op_table& table,
+                                         const OpPool& pool) {
   check_integers(table.seq_lens, "table.seq_lens", 32, {-1}, device);
-  cuda::OpSequencesParams out{};
+  kernels::OpSequenceTensors out{};
   out.num_sequences = sequence_count(table.seq_lens, "table.seq_lens", table.seq_lens->shape[0]);
   out.seq_lens = int32_data(table.seq_lens);
   if (table.qo_indptr != nullptr)

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/table.h"
+#include "kernels/op_tensors.h"
 #include "kernels/params.h"
 #include "kvcache.h"
 #include "src/base/executor.h"
@@ -82,8 +82,8 @@ OpTable view_table(const kvc_op_table& table, int32_t page_size);
 
 // The same on a device: checks which tensors there are and their extents. The kernel that reads
 // their contents checks those.
-cuda::OpSequencesParams view_table_on(DLDevice device, const kvc_op_table& table,
-                                      const OpPool& pool);
+kernels::OpSequenceTensors view_table_on(DLDevice device, const kvc_op_table& table,
+                                         const OpPool& pool);
 
 // view_indptr on a device. The contents are not read.
 Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name,

@@ -8,9 +8,11 @@ import tree
 LAYERS = ["base", "files", "tiers", "device", "plan", "model_config", "pages", "prefix", "sequences", "step", "exec", "ops", "cache",
           "capi"]
 # What of the kernels the host code may see, and from which layer on.
-KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base", "kernels/cpu/table.h": "exec",
-                  "kernels/step_words.h": "step", "kernels/cuda/table.h": "device", "kernels/cuda/step.h": "exec",
-                  "kernels/cuda/work.h": "exec"}
+KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base",
+                  "kernels/step_words.h": "step", "kernels/op_tensors.h": "ops", "kernels/cpu/table.h": "exec"}
+# Those of CUDA are for its wing alone.
+CUDA_HEADERS = ("kernels/cuda/table.h", "kernels/cuda/step.h", "kernels/cuda/work.h")
+CUDA_WING = ("src/device/", "src/exec/cuda/")
 # What a layer must not see although it lies above: the C functions use a cache through its parts alone.
 HIDDEN = {"capi": {"src/cache/cache_core.h"}}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
@@ -32,9 +34,11 @@ def forbidden(path, included):
         return f"src/{parts[1]} is not a layer; tests/lint/layering.py lists them"
     own = LAYERS.index(parts[1])
     if target[0] == "kernels":
+        if included in CUDA_HEADERS:
+            return None if path.startswith(CUDA_WING) else "only " + " and ".join(CUDA_WING) + " know CUDA's kernels"
         lowest = KERNEL_HEADERS.get(included)
         if lowest is None:
-            return "of the kernels, src/ sees only " + ", ".join(KERNEL_HEADERS)
+            return "of the kernels, src/ sees only " + ", ".join((*KERNEL_HEADERS, *CUDA_HEADERS))
         return None if own >= LAYERS.index(lowest) else f"only {lowest} and the layers above see {included}"
     if target[1] not in LAYERS:
         return f"src/{target[1]} is not a layer"
