@@ -1,6 +1,7 @@
 // kvcache.h, section "Operators", but for the recurrence of linear attention.
 #include <algorithm>
 #include <climits>
+#include <memory>
 
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
@@ -8,44 +9,41 @@
 #include "src/capi/guard.h"
 #include "src/capi/op_options.h"
 #include "src/capi/sized_struct.h"
-#include "src/ops/cuda_operators.h"
 #include "src/ops/operators.h"
 
 namespace {
 
 using kvc::AttnOptions;
 using kvc::AttnTensors;
-using kvc::CudaOperators;
 using kvc::fail;
 using kvc::fail_with;
 using kvc::guard;
 using kvc::Indptr;
 using kvc::OpAttention;
+using kvc::Operators;
+using kvc::OpExtent;
 using kvc::OpOptions;
-using kvc::OpPlace;
 using kvc::OpPool;
 using kvc::OpRotation;
-using kvc::OpSequences;
-using kvc::OpTable;
 
 // A call runs on the device of the pool.
 struct PlacedPool {
-  OpPlace place;
+  DLDevice device;
   OpPool view;
 };
 PlacedPool read_pool(const kvc_op_pool* pool) {
   const kvc_op_pool read = kvc::read_struct(pool, "pool");
-  const OpPlace place = kvc::place_of_op(read.k);
-  return {place, kvc::view_pool(read, place.dlpack)};
+  const DLDevice device = kvc::device_of_op(read.k);
+  return {device, kvc::view_pool(read, device)};
 }
 
-OpTable read_table(const kvc_op_table* table, const OpPool& pool) {
-  return kvc::view_table(kvc::read_struct(table, "table"), pool.page_size);
+std::unique_ptr<Operators> operators_on(DLDevice device, const OpOptions& read) {
+  return kvc::make_operators(device, {read.opt.cpu_isa, read.host(), read.opt.stream});
 }
 
 // The number of query heads is dimension 1 of q, any multiple of the kv heads.
-int32_t query_heads(const DLTensor* q, int32_t num_kv_heads, const OpPlace& place) {
-  (void)kvc::check_activations(q, "q", {-1, -1, -1}, place.dlpack);
+int32_t query_heads(const DLTensor* q, int32_t num_kv_heads, DLDevice device) {
+  (void)kvc::check_activations(q, "q", {-1, -1, -1}, device);
   const int64_t heads = q->shape[1];
   if (heads < 1 || heads > kvc::kMaxHeads || heads % num_kv_heads != 0) {
     fail_with(KVC_E_SHAPE, heads,
@@ -95,31 +93,22 @@ AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t
   return call;
 }
 
-// The attentions on the host, once their sequences are complete.
-void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int64_t longest,
-            const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
-  const AttendCall call =
-      read_call(attention.shape, read, num_rows, longest, keys, q, out, lse, kvc::kHost);
-  kvc::Operators(read.opt.cpu_isa, read.host())
-      .attend(attention, call.options, call.tensors, call.rotation, num_rows);
-}
-
-// The attentions on a device. The host has not seen how many rows and keys the sequences have: the
-// rows are those of q, and the keys at most the columns of a bias.
-void attend_on(const OpPlace& place, kvc::CudaOpAttention& attention, const OpOptions& read,
-               const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
+void attend(DLDevice device, OpAttention& attention, const OpOptions& read, PackedKeys keys,
+            const DLTensor* q, DLTensor* out, DLTensor* lse) {
   kvc::kernels::OpSequenceTensors& sequences = attention.sequences;
   sequences.full = read.opt.full;
-  const bool has_cuts = sequences.row_indptr != nullptr;
-  sequences.num_rows = has_cuts ? q->shape[0] : sequences.num_sequences;
+  sequences.window = read.attn.window;
+  sequences.num_rows = sequences.row_indptr != nullptr ? q->shape[0] : sequences.num_sequences;
   check_row_count("q", sequences.num_rows);
+  const std::unique_ptr<Operators> operators = operators_on(device, read);
+  const OpExtent extent = operators->check(sequences);
+  keys.num_rows = extent.num_keys;
   const AttendCall call =
-      read_call(attention.shape, read, sequences.num_rows, 0, keys, q, out, lse, place.dlpack);
-  sequences.window = call.options.window;
+      read_call(attention.shape, read, extent.num_rows, extent.longest, keys, q, out, lse, device);
+  // The keys of a device's sequences are at most the columns of a bias.
   if (const DLTensor* bias = read.attn.bias; bias != nullptr)
     sequences.max_keys = std::min<int64_t>(sequences.max_keys, bias->shape[bias->ndim - 1]);
-  CudaOperators(place.device, read.opt.stream)
-      .attend(attention, call.options, call.tensors, call.rotation);
+  operators->attend(attention, call.options, call.tensors, call.rotation);
 }
 
 kvc::LayerSpec shape_of(const OpPool& pool, int32_t latent_rank, int32_t num_q_heads) {
@@ -136,33 +125,14 @@ kvc::LayerSpec shape_of(const OpPool& pool, int32_t latent_rank, int32_t num_q_h
 void attend_paged(const PlacedPool& placed, const kvc_op_table* table, int32_t latent_rank,
                   const OpOptions& read, const DLTensor* q, DLTensor* out, DLTensor* lse) {
   const OpPool& pool = placed.view;
-  if (!placed.place.on_host()) {
-    const kvc_op_table pages = kvc::read_struct(table, "table");
-    kvc::CudaOpAttention attention{
-        .shape = {},
-        .k = pool.k,
-        .v = pool.v,
-        .page_size = pool.page_size,
-        .sequences = kvc::view_table_on(placed.place.dlpack, pages, pool)};
-    attention.shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place));
-    return attend_on(placed.place, attention, read, {}, q, out, lse);
-  }
-  const OpTable pages = read_table(table, pool);
   OpAttention attention{
-      .shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place)),
+      .shape = {},
       .k = pool.k,
       .v = pool.v,
       .page_size = pool.page_size,
-      .sequences = OpSequences(read.opt.full != 0, read.attn.window)};
-  int64_t longest = 0;
-  for (int32_t i = 0; i < pages.num_sequences; ++i) {
-    const int64_t num_rows = pages.row_begin(i + 1) - pages.row_begin(i);
-    const int64_t first_key = attention.sequences.add(
-        i, "table.seq_lens", pages.pages_of(i), pages.row_begin(i), num_rows, pages.lengths[i]);
-    kvc::check_pages(pages, pool, i, first_key);
-    longest = std::max<int64_t>(longest, pages.lengths[i]);
-  }
-  attend(attention, read, pages.num_rows(), longest, {}, q, out, lse);
+      .sequences = kvc::view_table(placed.device, kvc::read_struct(table, "table"), pool)};
+  attention.shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.device));
+  attend(placed.device, attention, read, {}, q, out, lse);
 }
 
 int32_t head_extent(const DLTensor* tensor, const char* name, int dimension, int32_t most) {
@@ -180,42 +150,15 @@ kvc::kernels::PagedRows packed_pages(const kvc::kernels::TokenRows& rows) {
 }
 
 kvc::LayerSpec ragged_shape(const DLTensor* q, const DLTensor* k, const DLTensor* v,
-                            const OpPlace& place) {
+                            DLDevice device) {
   kvc::LayerSpec shape;
-  (void)kvc::check_activations(k, "k", {-1, -1, -1}, place.dlpack);
+  (void)kvc::check_activations(k, "k", {-1, -1, -1}, device);
   shape.num_kv_heads = head_extent(k, "k", 1, kvc::kMaxHeads);
   shape.k_dim = head_extent(k, "k", 2, kvc::kMaxHeadDim);
-  (void)kvc::check_activations(v, "v", {-1, shape.num_kv_heads, -1}, place.dlpack);
+  (void)kvc::check_activations(v, "v", {-1, shape.num_kv_heads, -1}, device);
   shape.v_dim = head_extent(v, "v", 2, kvc::kMaxHeadDim);
-  shape.num_q_heads = query_heads(q, shape.num_kv_heads, place);
+  shape.num_q_heads = query_heads(q, shape.num_kv_heads, device);
   return shape;
-}
-
-void attend_ragged_on(const OpPlace& place, const OpOptions& read, const DLTensor* qo_indptr,
-                      const DLTensor* kv_indptr, const DLTensor* q, const DLTensor* k,
-                      const DLTensor* v, DLTensor* out, DLTensor* lse) {
-  const DLDevice device = place.dlpack;
-  const Indptr rows = kvc::view_indptr_on(device, qo_indptr, "qo_indptr", -1);
-  const Indptr keys = kv_indptr == nullptr
-                          ? rows
-                          : kvc::view_indptr_on(device, kv_indptr, "kv_indptr", rows.num_sequences);
-  const kvc::LayerSpec shape = ragged_shape(q, k, v, place);
-  const int64_t num_keys = k->shape[0];
-  check_row_count("k", num_keys);
-  kvc::CudaOpAttention attention{
-      .shape = shape,
-      .k =
-          packed_pages(kvc::view_rows(k, {"k", num_keys, shape.num_kv_heads, shape.k_dim, device})),
-      .v =
-          packed_pages(kvc::view_rows(v, {"v", num_keys, shape.num_kv_heads, shape.v_dim, device})),
-      .page_size = INT_MAX,
-      .sequences = {}};
-  attention.sequences.num_sequences = rows.num_sequences;
-  attention.sequences.row_indptr = rows.data;
-  attention.sequences.key_indptr = keys.data;
-  attention.sequences.num_keys = num_keys;
-  attention.sequences.max_keys = num_keys;
-  attend_on(place, attention, read, {k, v, num_keys}, q, out, lse);
 }
 
 // Rows of the K half of a pool, [>= min_rows, heads, k_dim]. MLA rows may leave out the heads.
@@ -225,14 +168,6 @@ kvc::kernels::TokenRows view_k(const OpPool& pool, const DLTensor* tensor, const
                      : kvc::view_rows(tensor, {name, min_rows, pool.num_heads, pool.k_dim, device});
 }
 
-// Refuses a device for an operator that has only a form for the host.
-void require_host(const OpPlace& place, const char* function) {
-  if (place.on_host()) return;
-  fail_with(KVC_E_UNSUPPORTED, place.dlpack.device_id,
-            "%s: the tensors live on CUDA device %d, but it takes tensors of the CPU only",
-            function, place.dlpack.device_id);
-}
-
 }  // namespace
 
 kvc_status kvc_op_append(const kvc_op_pool* pool, const kvc_op_opt* opt, const DLTensor* slots,
@@ -240,7 +175,7 @@ kvc_status kvc_op_append(const kvc_op_pool* pool, const kvc_op_opt* opt, const D
   return guard(err, [&] {
     const PlacedPool placed = read_pool(pool);
     const OpPool& view = placed.view;
-    const DLDevice device = placed.place.dlpack;
+    const DLDevice device = placed.device;
     const OpOptions read = kvc::read_op_options(opt, kvc::kUsesRotation, "kvc_op_append");
     kvc::check_integers(slots, "slots", 64, {-1}, device);
     const int64_t num_rows = slots->shape[0];
@@ -261,12 +196,7 @@ kvc_status kvc_op_append(const kvc_op_pool* pool, const kvc_op_opt* opt, const D
     const OpRotation rotation =
         kvc::view_rotation(read.rotation(), read.opt.positions, 0, view.k_dim, num_rows, device);
     const auto* slot_of_row = reinterpret_cast<const int64_t*>(kvc::data_of(*slots));
-    if (!placed.place.on_host()) {
-      return CudaOperators(placed.place.device, read.opt.stream)
-          .append(view, k_rows, v_rows, slot_of_row, num_rows, rotation);
-    }
-    kvc::Operators(read.opt.cpu_isa, read.host())
-        .append(view, k_rows, v_rows, slot_of_row, num_rows, rotation);
+    operators_on(device, read)->append(view, k_rows, v_rows, slot_of_row, num_rows, rotation);
   });
 }
 
@@ -311,29 +241,27 @@ kvc_status kvc_op_attention_ragged(const DLTensor* qo_indptr, const DLTensor* kv
   return guard(err, [&] {
     const OpOptions read =
         kvc::read_op_options(opt, kvc::kUsesAttn | kvc::kUsesRotation, "kvc_op_attention_ragged");
-    const OpPlace place = kvc::place_of_op(k);
-    if (!place.on_host())
-      return attend_ragged_on(place, read, qo_indptr, kv_indptr, q, k, v, out, lse);
-    const Indptr rows = kvc::view_indptr(qo_indptr, "qo_indptr", -1);
-    const Indptr keys =
-        kv_indptr == nullptr ? rows : kvc::view_indptr(kv_indptr, "kv_indptr", rows.num_sequences);
-    const kvc::LayerSpec shape = ragged_shape(q, k, v, place);
-    const int32_t kv_heads = shape.num_kv_heads, k_dim = shape.k_dim, v_dim = shape.v_dim;
-    OpAttention attention{
-        .shape = shape,
-        .k = packed_pages(kvc::view_rows(k, {"k", keys.total(), kv_heads, k_dim})),
-        .v = packed_pages(kvc::view_rows(v, {"v", keys.total(), kv_heads, v_dim})),
-        .page_size = INT_MAX,
-        .sequences = OpSequences(read.opt.full != 0, read.attn.window)};
-    int64_t longest = 0;
-    for (int32_t i = 0; i < rows.num_sequences; ++i) {
-      const int64_t length = int64_t{keys.data[i + 1]} - keys.data[i];
-      (void)attention.sequences.add(i, kv_indptr == nullptr ? "qo_indptr" : "kv_indptr",
-                                    keys.data + i, rows.data[i],
-                                    int64_t{rows.data[i + 1]} - rows.data[i], length);
-      longest = std::max(longest, length);
-    }
-    attend(attention, read, rows.total(), longest, {k, v, keys.total()}, q, out, lse);
+    const DLDevice device = kvc::device_of_op(k);
+    const Indptr rows = kvc::view_indptr(device, qo_indptr, "qo_indptr", -1);
+    const Indptr keys = kv_indptr == nullptr
+                            ? rows
+                            : kvc::view_indptr(device, kv_indptr, "kv_indptr", rows.num_sequences);
+    const kvc::LayerSpec shape = ragged_shape(q, k, v, device);
+    const int64_t num_keys = std::min(k->shape[0], v->shape[0]);
+    check_row_count("k", num_keys);
+    OpAttention attention{.shape = shape,
+                          .k = packed_pages(kvc::view_rows(
+                              k, {"k", num_keys, shape.num_kv_heads, shape.k_dim, device})),
+                          .v = packed_pages(kvc::view_rows(
+                              v, {"v", num_keys, shape.num_kv_heads, shape.v_dim, device})),
+                          .page_size = INT_MAX,
+                          .sequences = {}};
+    attention.sequences.num_sequences = rows.num_sequences;
+    attention.sequences.row_indptr = rows.data;
+    attention.sequences.key_indptr = keys.data;
+    attention.sequences.num_keys = num_keys;
+    attention.sequences.max_keys = num_keys;
+    attend(device, attention, read, {k, v}, q, out, lse);
   });
 }
 
@@ -342,10 +270,8 @@ kvc_status kvc_op_merge(const kvc_op_opt* opt, DLTensor* out, DLTensor* lse,
                         kvc_error* err) noexcept {
   return guard(err, [&] {
     const OpOptions read = kvc::read_op_options(opt, 0, "kvc_op_merge");
-    const OpPlace place = kvc::place_of_op(out);
-    const kvc::MergeCall merge = kvc::read_merge(out, lse, other_out, other_lse, -1, place.dlpack);
-    if (!place.on_host()) return CudaOperators(place.device, read.opt.stream).merge(merge);
-    kvc::Operators(read.opt.cpu_isa, read.host()).merge(merge);
+    const DLDevice device = kvc::device_of_op(out);
+    operators_on(device, read)->merge(kvc::read_merge(out, lse, other_out, other_lse, -1, device));
   });
 }
 
@@ -353,44 +279,40 @@ kvc_status kvc_op_gather(const kvc_op_pool* pool, const kvc_op_table* table, con
                          DLTensor* k_out, DLTensor* v_out, kvc_error* err) noexcept {
   return guard(err, [&] {
     const PlacedPool placed = read_pool(pool);
-    require_host(placed.place, "kvc_op_gather");
     const OpPool& view = placed.view;
-    const OpTable pages = read_table(table, view);
-    if (pages.row_starts != nullptr)
+    const DLDevice device = placed.device;
+    kvc::kernels::OpSequenceTensors sequences =
+        kvc::view_table(device, kvc::read_struct(table, "table"), view);
+    if (sequences.row_indptr != nullptr)
       fail(KVC_E_INVALID_ARGUMENT,
            "table.qo_indptr is set, but kvc_op_gather does not use it: expected NULL");
+    sequences.full = 1;  // Rows of q, of which there are none here, do not matter.
     const OpOptions read = kvc::read_op_options(opt, 0, "kvc_op_gather");
     if (k_out == nullptr && v_out == nullptr)
       fail(KVC_E_INVALID_ARGUMENT, "k_out and v_out are both NULL: nothing to gather");
     if (view.v_in_k && v_out != nullptr)
       fail(KVC_E_INVALID_ARGUMENT, "v_out is set, but pool.v is NULL: V lies in the K rows");
-    int64_t num_keys = 0;
-    for (int32_t i = 0; i < pages.num_sequences; ++i) {
-      kvc::check_pages(pages, view, i, 0);
-      num_keys += pages.lengths[i];
-    }
+    const std::unique_ptr<Operators> operators = operators_on(device, read);
+    const int64_t num_keys = operators->check(sequences).num_keys;
     kvc::kernels::TokenRows k_rows{}, v_rows{};
-    if (k_out != nullptr) k_rows = view_k(view, k_out, "k_out", num_keys, kvc::kHost);
+    if (k_out != nullptr) k_rows = view_k(view, k_out, "k_out", num_keys, device);
     if (v_out != nullptr)
-      v_rows = kvc::view_rows(v_out, {"v_out", num_keys, view.num_heads, view.v_dim});
+      v_rows = kvc::view_rows(v_out, {"v_out", num_keys, view.num_heads, view.v_dim, device});
     kvc::refuse_overlap({k_out, "k_out", num_keys}, {v_out, "v_out", num_keys});
-    kvc::Operators(read.opt.cpu_isa, read.host()).gather(view, pages, k_rows, v_rows);
+    operators->gather(view, sequences, k_rows, v_rows);
   });
 }
 
 kvc_status kvc_op_copy_pages(const kvc_op_pool* pool, const kvc_op_opt* opt, const DLTensor* pairs,
                              kvc_error* err) noexcept {
   return guard(err, [&] {
-    const auto [place, view] = read_pool(pool);
+    const auto [device, view] = read_pool(pool);
     const OpOptions read = kvc::read_op_options(opt, 0, "kvc_op_copy_pages");
-    kvc::check_integers(pairs, "pairs", 64, {-1, 2}, place.dlpack);
+    kvc::check_integers(pairs, "pairs", 64, {-1, 2}, device);
     const auto* ids = reinterpret_cast<const int64_t*>(kvc::data_of(*pairs));
     const int64_t stride = kvc::stride_of(*pairs, 0), num_pairs = pairs->shape[0];
-    if (!place.on_host()) {
-      check_row_count("pairs", num_pairs);
-      return CudaOperators(place.device, read.opt.stream).copy_pages(view, ids, stride, num_pairs);
-    }
-    kvc::Operators(read.opt.cpu_isa, read.host()).copy_pages(view, ids, stride, num_pairs);
+    if (!kvc::is_host(device)) check_row_count("pairs", num_pairs);
+    operators_on(device, read)->copy_pages(view, ids, stride, num_pairs);
   });
 }
 
@@ -399,8 +321,7 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
   return guard(err, [&] {
     kvc::require(opt, "opt");
     const OpOptions read = kvc::read_op_options(opt, kvc::kUsesRotation, "kvc_op_rotate");
-    const OpPlace place = kvc::place_of_op(x);
-    const DLDevice device = place.dlpack;
+    const DLDevice device = kvc::device_of_op(x);
     (void)kvc::check_activations(x, "x", {-1, -1, -1}, device);
     const int64_t num_rows = x->shape[0];
     check_row_count("x", num_rows);
@@ -417,10 +338,6 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
     if (!rotation.rotates())
       fail(KVC_E_INVALID_ARGUMENT, "opt.rope %s: nothing to rotate by",
            read.rotation() == nullptr ? "is NULL" : "has mode NONE");
-    if (!place.on_host()) {
-      return CudaOperators(place.device, read.opt.stream)
-          .rotate(from, to, heads, dim, num_rows, rotation);
-    }
-    kvc::Operators(read.opt.cpu_isa, read.host()).rotate(from, to, heads, dim, num_rows, rotation);
+    operators_on(device, read)->rotate(from, to, heads, dim, num_rows, rotation);
   });
 }

@@ -1,11 +1,11 @@
-// Operators::copy_pages: whole pages inside a pool of any strides.
+// CpuOperators::copy_pages: whole pages inside a pool of any strides.
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
 
 #include "src/base/error.h"
 #include "src/exec/cpu/runner.h"
-#include "src/ops/operators.h"
+#include "src/ops/cpu_operators.h"
 
 namespace kvc {
 namespace {
@@ -61,8 +61,8 @@ void check_pairs(const OpPool& pool, const int64_t* pairs, int64_t stride, int64
 
 }  // namespace
 
-void Operators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride,
-                           int64_t num_pairs) {
+void CpuOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride,
+                              int64_t num_pairs) {
   check_pairs(pool, pairs, stride, num_pairs);
   const PageRuns k_runs = runs_of(pool.k, pool.num_heads, pool.page_size, pool.k_dim);
   const PageRuns v_runs = runs_of(pool.v, pool.num_heads, pool.page_size, pool.v_dim);

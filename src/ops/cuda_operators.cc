@@ -1,7 +1,6 @@
 #include "src/ops/cuda_operators.h"
 
 #include <algorithm>
-#include <atomic>
 #include <climits>
 
 #include "src/base/error.h"
@@ -20,25 +19,7 @@ using kernels::PagedRows;
 using kernels::Rotation;
 using kernels::TokenRows;
 
-// Asked once per device, as a question takes longer than a small operator.
-constexpr int32_t kKnownDevices = 64;
-std::atomic<const cuda::BackendTable*> known_devices[kKnownDevices];
-
-Gpu usable_device(int32_t id) {
-  const cuda::BackendTable& table = require_backend();
-  const bool fits = id >= 0 && id < kKnownDevices;
-  if (fits && known_devices[id].load(std::memory_order_relaxed) == &table) return {&table, id};
-  const Gpu device = require_device(id);
-  if (fits) known_devices[id].store(&table, std::memory_order_relaxed);
-  return device;
-}
-
 }  // namespace
-
-OpPlace place_of_op(const DLTensor* tensor) {
-  if (tensor == nullptr || tensor->device.device_type != kDLCUDA) return {};
-  return {tensor->device, usable_device(tensor->device.device_id)};
-}
 
 // All arrays of one call in one allocation: placed first, then taken. Goes behind what the stream
 // was given.
@@ -117,7 +98,7 @@ Rotation CudaOperators::make_cos_sin(const OpRotation& rotation, CosSin* cos_sin
 
 // How long sequences are is not known here: kernels for short and for long ones, each of which
 // takes its own.
-std::vector<CudaOperators::RowClass> CudaOperators::row_classes(const CudaOpAttention& attention,
+std::vector<CudaOperators::RowClass> CudaOperators::row_classes(const OpAttention& attention,
                                                                 const AttnLaunch& launch) const {
   const kernels::AttnParams& params = launch.params;
   const auto make = [&](AttnKernel kernel, int32_t min_rows, int32_t max_rows) {
@@ -137,7 +118,7 @@ std::vector<CudaOperators::RowClass> CudaOperators::row_classes(const CudaOpAtte
   return {make(small, 0, kSmallRows), make(large, kSmallRows, INT_MAX)};
 }
 
-void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& options,
+void CudaOperators::attend(const OpAttention& attention, const AttnOptions& options,
                            const AttnTensors& tensors, const OpRotation& rotation) {
   if (options.tiles_only) {
     fail(KVC_E_UNSUPPORTED,
@@ -258,6 +239,14 @@ void CudaOperators::rotate(const TokenRows& x, const TokenRows& out, int32_t num
   const TokenRows rotated = in_place ? TokenRows{beside, row_bytes, head_bytes, out.dtype} : out;
   store(x, rotated, make_cos_sin(rotation, &cos_sin));
   if (in_place) store(rotated, out, {});
+}
+
+void CudaOperators::gather(const OpPool&, const kernels::OpSequenceTensors&, const TokenRows&,
+                           const TokenRows&) {
+  fail_with(KVC_E_UNSUPPORTED, device_.id,
+            "kvc_op_gather: the tensors live on CUDA device %d, but it takes tensors of the CPU "
+            "only",
+            device_.id);
 }
 
 void CudaOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride,

@@ -7,37 +7,33 @@
 #include <vector>
 
 #include "src/device/gpu.h"
-#include "src/exec/engine.h"
-#include "src/exec/options.h"
-#include "src/exec/row_moves.h"
-#include "src/ops/inputs.h"
+#include "src/ops/operators.h"
 
 namespace kvc {
 
-// The keys of one attention.
-struct CudaOpAttention {
-  LayerSpec shape;  // Heads, dims and latent_rank.
-  kernels::PagedRows k;
-  kernels::PagedRows v;
-  int32_t page_size;
-  kernels::OpSequenceTensors sequences;
-};
-
-class CudaOperators {
+class CudaOperators : public Operators {
  public:
   CudaOperators(const Gpu& device, cuda::Stream stream) : device_(device), stream_(stream) {}
 
+  OpExtent check(const kernels::OpSequenceTensors& sequences) override {
+    return {sequences.num_rows, sequences.num_keys, 0};
+  }
+  int64_t check(const kernels::OpStateTensors& states) override { return states.num_rows; }
+
   // Throws UNSUPPORTED, NO_MEMORY, DEVICE.
-  void attend(const CudaOpAttention& attention, const AttnOptions& options,
-              const AttnTensors& tensors, const OpRotation& rotation);
+  void attend(const OpAttention& attention, const AttnOptions& options, const AttnTensors& tensors,
+              const OpRotation& rotation) override;
   void append(const OpPool& pool, const kernels::TokenRows& k, const kernels::TokenRows& v,
-              const int64_t* slots, int64_t num_rows, const OpRotation& rotation);
-  void copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs);
+              const int64_t* slots, int64_t num_rows, const OpRotation& rotation) override;
+  // Throws UNSUPPORTED.
+  void gather(const OpPool& pool, const kernels::OpSequenceTensors& sequences,
+              const kernels::TokenRows& k_out, const kernels::TokenRows& v_out) override;
+  void copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride,
+                  int64_t num_pairs) override;
   void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads,
-              int32_t dim, int64_t num_rows, const OpRotation& rotation);
-  void merge(const MergeCall& call);
-  // Fills in params.sequences.
-  void linear(kernels::LinearParams params, const kernels::OpStateTensors& states);
+              int32_t dim, int64_t num_rows, const OpRotation& rotation) override;
+  void merge(const MergeCall& call) override;
+  void linear(kernels::LinearParams params, const kernels::OpStateTensors& states) override;
 
  private:
   struct RowClass {
@@ -51,7 +47,7 @@ class CudaOperators {
   };
   class Scratch;
 
-  std::vector<RowClass> row_classes(const CudaOpAttention& attention,
+  std::vector<RowClass> row_classes(const OpAttention& attention,
                                     const cuda::AttnLaunch& launch) const;
   static void place_cos_sin(const OpRotation& rotation, int64_t num_rows, CosSin* cos_sin,
                             Scratch* scratch);
@@ -60,15 +56,5 @@ class CudaOperators {
   Gpu device_;
   cuda::Stream stream_;
 };
-
-// Where an operator runs: on the host, or on a device that was found usable.
-struct OpPlace {
-  DLDevice dlpack = kHost;
-  Gpu device;
-
-  bool on_host() const { return device.table == nullptr; }
-};
-// The place of a call with `tensor` (nullable). Throws UNSUPPORTED, OUT_OF_RANGE, DEVICE.
-OpPlace place_of_op(const DLTensor* tensor);
 
 }  // namespace kvc

@@ -63,19 +63,6 @@ void refuse_empty(const DLTensor* tensor, const char* name) {
     fail_with(KVC_E_SHAPE, 0, "%s has shape[0] = 0, expected at least 1", name);
 }
 
-// Sets pages and page_starts; returns how many entries sequence i has.
-void view_csr(const kvc_op_table& table, OpTable* out) {
-  const Indptr starts = view_indptr(table.page_indptr, "table.page_indptr", out->num_sequences);
-  check_integers(table.page_indices, "table.page_indices", 32, {-1});
-  if (table.page_indices->shape[0] < starts.total()) {
-    fail_with(KVC_E_SHAPE, table.page_indices->shape[0],
-              "table.page_indices has shape[0] = %lld, but table.page_indptr ends at %lld",
-              ll(table.page_indices->shape[0]), ll(starts.total()));
-  }
-  out->page_starts = starts.data;
-  if (table.page_indices->shape[0] > 0) out->pages = int32_data(table.page_indices);
-}
-
 bool has_csr_form(const kvc_op_table& table) {
   const bool has_csr = table.page_indptr != nullptr || table.page_indices != nullptr;
   if (has_csr == (table.block_table != nullptr)) {
@@ -84,31 +71,6 @@ bool has_csr_form(const kvc_op_table& table) {
          has_csr ? "set" : "NULL", has_csr ? "is set" : "is NULL");
   }
   return has_csr;
-}
-
-void view_block_table(const kvc_op_table& table, OpTable* out) {
-  check_integers(table.block_table, "table.block_table", 32, {out->num_sequences, -1});
-  out->row_stride = stride_of(*table.block_table, 0);
-  if (out->num_sequences > 0 && table.block_table->shape[1] > 0)
-    out->pages = int32_data(table.block_table);
-}
-
-void check_lengths(const kvc_op_table& table, const OpTable& read, int32_t page_size) {
-  for (int32_t i = 0; i < read.num_sequences; ++i) {
-    if (read.lengths[i] < 0) {
-      fail_with(KVC_E_OUT_OF_RANGE, read.lengths[i], "table.seq_lens[%d] = %d is negative", i,
-                read.lengths[i]);
-    }
-    const int64_t needed = ceil_div(read.lengths[i], page_size);
-    const int64_t listed = read.page_starts != nullptr
-                               ? int64_t{read.page_starts[i + 1]} - read.page_starts[i]
-                               : table.block_table->shape[1];
-    if (needed > listed) {
-      fail_with(KVC_E_OUT_OF_RANGE, read.lengths[i],
-                "table.seq_lens[%d] = %d needs %lld pages of %d tokens, but its table lists %lld",
-                i, read.lengths[i], ll(needed), page_size, ll(listed));
-    }
-  }
 }
 
 }  // namespace
@@ -194,56 +156,25 @@ PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page
   return runs;
 }
 
-Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name,
-                      int64_t num_sequences) {
+Indptr view_indptr(DLDevice device, const DLTensor* tensor, const char* name,
+                   int64_t num_sequences) {
   check_integers(tensor, name, 32, {num_sequences < 0 ? -1 : num_sequences + 1}, device);
   refuse_empty(tensor, name);
   return {int32_data(tensor), sequence_count(tensor, name, tensor->shape[0] - 1)};
 }
 
-Indptr view_indptr(const DLTensor* tensor, const char* name, int64_t num_sequences) {
-  const Indptr cuts = view_indptr_on(kHost, tensor, name, num_sequences);
-  if (cuts.data[0] != 0)
-    fail_with(KVC_E_OUT_OF_RANGE, cuts.data[0], "%s[0] = %d, expected 0", name, cuts.data[0]);
-  for (int32_t i = 0; i < cuts.num_sequences; ++i) {
-    if (cuts.data[i + 1] < cuts.data[i]) {
-      fail_with(KVC_E_OUT_OF_RANGE, cuts.data[i + 1],
-                "%s[%d] = %d is less than %d before it: it must not descend", name, i + 1,
-                cuts.data[i + 1], cuts.data[i]);
-    }
-  }
-  return cuts;
-}
-
-OpTable view_table(const kvc_op_table& table, int32_t page_size) {
-  check_integers(table.seq_lens, "table.seq_lens", 32, {-1});
-  OpTable out;
-  out.num_sequences = sequence_count(table.seq_lens, "table.seq_lens", table.seq_lens->shape[0]);
-  if (out.num_sequences > 0) out.lengths = int32_data(table.seq_lens);
-  if (table.qo_indptr != nullptr) {
-    out.row_starts = view_indptr(table.qo_indptr, "table.qo_indptr", out.num_sequences).data;
-  }
-  if (has_csr_form(table)) {
-    view_csr(table, &out);
-  } else {
-    view_block_table(table, &out);
-  }
-  check_lengths(table, out, page_size);
-  return out;
-}
-
-kernels::OpSequenceTensors view_table_on(DLDevice device, const kvc_op_table& table,
-                                         const OpPool& pool) {
+kernels::OpSequenceTensors view_table(DLDevice device, const kvc_op_table& table,
+                                      const OpPool& pool) {
   check_integers(table.seq_lens, "table.seq_lens", 32, {-1}, device);
   kernels::OpSequenceTensors out{};
   out.num_sequences = sequence_count(table.seq_lens, "table.seq_lens", table.seq_lens->shape[0]);
   out.seq_lens = int32_data(table.seq_lens);
   if (table.qo_indptr != nullptr)
     out.row_indptr =
-        view_indptr_on(device, table.qo_indptr, "table.qo_indptr", out.num_sequences).data;
+        view_indptr(device, table.qo_indptr, "table.qo_indptr", out.num_sequences).data;
   if (has_csr_form(table)) {
     out.page_indptr =
-        view_indptr_on(device, table.page_indptr, "table.page_indptr", out.num_sequences).data;
+        view_indptr(device, table.page_indptr, "table.page_indptr", out.num_sequences).data;
     check_integers(table.page_indices, "table.page_indices", 32, {-1}, device);
     out.page_indices = int32_data(table.page_indices);
     out.num_indices = table.page_indices->shape[0];
@@ -257,19 +188,6 @@ kernels::OpSequenceTensors view_table_on(DLDevice device, const kvc_op_table& ta
   out.num_pages = pool.num_pages;
   out.max_keys = INT32_MAX;
   return out;
-}
-
-void check_pages(const OpTable& table, const OpPool& pool, int32_t i, int64_t first_key) {
-  const int32_t* pages = table.pages_of(i);
-  const int64_t needed = ceil_div(table.lengths[i], pool.page_size);
-  for (int64_t index = 0; index < needed; ++index) {
-    const bool is_hidden = (index + 1) * pool.page_size <= first_key;
-    if (pages[index] >= pool.num_pages || (pages[index] < 0 && !is_hidden)) {
-      fail_with(KVC_E_OUT_OF_RANGE, pages[index],
-                "table: page %lld of sequence %d is %d out of range: the pool has %lld", ll(index),
-                i, pages[index], ll(pool.num_pages));
-    }
-  }
 }
 
 OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_t begin,

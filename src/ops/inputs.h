@@ -49,49 +49,20 @@ struct PageRuns {
 
 PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page_size, int64_t dim);
 
-// First row of each sequence and the end of the last, int32 [num_sequences + 1]: from 0 on, never
-// descending. num_sequences < 0: the tensor says how many. Throws OUT_OF_RANGE or a tensor status.
+// First row of each sequence and the end of the last, int32 [num_sequences + 1].
 struct Indptr {
   const int32_t* data;
   int32_t num_sequences;
-
-  int64_t total() const { return data[num_sequences]; }
 };
-Indptr view_indptr(const DLTensor* tensor, const char* name, int64_t num_sequences);
+// num_sequences < 0: the tensor says how many. The numbers are not read. Throws a tensor status.
+Indptr view_indptr(DLDevice device, const DLTensor* tensor, const char* name,
+                   int64_t num_sequences);
 
-// Page tables in either form, read in place.
-struct OpTable {
-  int32_t num_sequences = 0;
-  const int32_t* lengths = nullptr;
-  const int32_t* row_starts = nullptr;   // Null: one row per sequence.
-  const int32_t* page_starts = nullptr;  // Null: a table row of `row_stride` elements per sequence.
-  const int32_t* pages = nullptr;
-  int64_t row_stride = 0;
-
-  int64_t row_begin(int32_t i) const { return row_starts == nullptr ? i : row_starts[i]; }
-  int64_t num_rows() const { return row_begin(num_sequences); }
-  const int32_t* pages_of(int32_t i) const {
-    return pages == nullptr ? nullptr
-                            : pages + (page_starts != nullptr ? page_starts[i] : i * row_stride);
-  }
-};
-
-// `table` has been read by the sized-struct rules. Checks that every length has its table entries,
-// not the page ids. Throws OUT_OF_RANGE, INVALID_ARGUMENT or a tensor status.
-OpTable view_table(const kvc_op_table& table, int32_t page_size);
-
-// The same on a device: checks which tensors there are and their extents. The kernel that reads
-// their contents checks those.
-kernels::OpSequenceTensors view_table_on(DLDevice device, const kvc_op_table& table,
-                                         const OpPool& pool);
-
-// view_indptr on a device. The contents are not read.
-Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name,
-                      int64_t num_sequences);
-
-// Throws OUT_OF_RANGE when a page of sequence `i` is not in the pool. Entries of pages that end at
-// `first_key` or before may be negative: nothing reads them.
-void check_pages(const OpTable& table, const OpPool& pool, int32_t i, int64_t first_key);
+// Page tables in either form. `table` has been read by the sized-struct rules. Checks which tensors
+// there are and their extents; the numbers are not read. Throws INVALID_ARGUMENT or a tensor
+// status.
+kernels::OpSequenceTensors view_table(DLDevice device, const kvc_op_table& table,
+                                      const OpPool& pool);
 
 // RoPE of q, K or x.
 struct OpRotation {

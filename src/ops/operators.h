@@ -1,42 +1,19 @@
-// The operators on the CPU: kernels over the host program's own memory. Nothing outlives a call.
+// The operators of kvcache.h over the host program's own memory: where they run, and what whoever
+// runs them does.
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
-#include "kernels/cpu/table.h"
-#include "src/base/executor.h"
+#include "kernels/linear_params.h"
+#include "kernels/op_tensors.h"
+#include "kernels/params.h"
 #include "src/exec/engine.h"
 #include "src/exec/options.h"
 #include "src/exec/row_moves.h"
 #include "src/ops/inputs.h"
-#include "src/step/token_cos_sin.h"
 
 namespace kvc {
-
-// The visible keys of the rows of every sequence. A move keeps the addresses inside.
-class OpSequences {
- public:
-  // With `full` every row attends to all keys. Otherwise row i of n attends to the keys up to
-  // length - n + i, and with a window W >= 1 to the last W of them.
-  OpSequences(bool full, int64_t window) : full_(full), window_(window) {}
-
-  // Adds sequence `index` of the call, and returns the first key visible to its rows. Messages name
-  // the argument with its length `name`. Throws OUT_OF_RANGE when a causal sequence has more rows
-  // than keys.
-  int64_t add(int32_t index, const char* name, const int32_t* pages, int64_t row_begin,
-              int64_t num_rows, int64_t length);
-
-  const std::vector<kernels::AttnSequence>& finish();
-  bool full() const { return full_; }
-
- private:
-  bool full_;
-  int64_t window_;
-  std::vector<kernels::AttnSequence> sequences_;  // Sequences with rows.
-  std::vector<int32_t> key_begins_;               // Rows with hidden keys.
-  std::vector<int64_t> begin_offsets_;            // Per sequence, into key_begins_; -1: hides none.
-};
 
 // The keys of one attention, and the shape of heads and rows.
 struct OpAttention {
@@ -44,38 +21,59 @@ struct OpAttention {
   kernels::PagedRows k;
   kernels::PagedRows v;
   int32_t page_size;
-  OpSequences sequences;
+  kernels::OpSequenceTensors sequences;
 };
 
-// One object per call. Memory is secured before anything is written: a throw leaves outputs and
-// pools as they were.
+// What the sequences of a call add up to.
+struct OpExtent {
+  int64_t num_rows;
+  int64_t num_keys;
+  int64_t longest;  // Keys of the longest sequence; 0: the host cannot know.
+};
+
+// One object per call: check(), then what was checked. Memory is secured before anything is
+// written: a throw leaves outputs and pools as they were.
 class Operators {
  public:
-  // `host` null: runs on the caller's thread alone. Throws UNSUPPORTED (instruction set) or
-  // INVALID_ARGUMENT.
-  Operators(kvc_cpu_isa isa, const kvc_executor* host);
+  virtual ~Operators() = default;
 
-  void attend(OpAttention& attention, const AttnOptions& options, const AttnTensors& tensors,
-              const OpRotation& rotation, int64_t num_rows);
-  // Throws OUT_OF_RANGE for a slot beyond the pool.
-  void append(const OpPool& pool, const kernels::TokenRows& k, const kernels::TokenRows& v,
-              const int64_t* slots, int64_t num_rows, const OpRotation& rotation);
-  // An output without a base is left out. The table's pages have been checked.
-  void gather(const OpPool& pool, const OpTable& table, const kernels::TokenRows& k_out,
-              const kernels::TokenRows& v_out);
-  // Pair i is (from, to), at pairs + i * stride. Throws OUT_OF_RANGE or INVALID_ARGUMENT.
-  void copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs);
+  // The CPU reads the numbers of the tensors and refuses bad ones by name. A device skips them
+  // later. Throws OUT_OF_RANGE, SHAPE.
+  virtual OpExtent check(const kernels::OpSequenceTensors& sequences) = 0;
+  // Returns the rows. Throws INVALID_ARGUMENT.
+  virtual int64_t check(const kernels::OpStateTensors& states) = 0;
+
+  virtual void attend(const OpAttention& attention, const AttnOptions& options,
+                      const AttnTensors& tensors, const OpRotation& rotation) = 0;
+  virtual void append(const OpPool& pool, const kernels::TokenRows& k, const kernels::TokenRows& v,
+                      const int64_t* slots, int64_t num_rows, const OpRotation& rotation) = 0;
+  // An output without a base is left out.
+  virtual void gather(const OpPool& pool, const kernels::OpSequenceTensors& sequences,
+                      const kernels::TokenRows& k_out, const kernels::TokenRows& v_out) = 0;
+  // Pair i is (from, to), at pairs + i * stride.
+  virtual void copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride,
+                          int64_t num_pairs) = 0;
   // `out` may be `x`.
-  void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads,
-              int32_t dim, int64_t num_rows, const OpRotation& rotation);
-  void merge(const MergeCall& call) { run_merge(*kernels_, executor_, call.params, call.num_rows); }
-
- private:
-  kernels::Rotation cos_sin_of(const OpRotation& rotation, int64_t num_rows);
-
-  const kernels::cpu::KernelTable* kernels_;
-  Executor executor_;
-  TokenCosSin cos_sin_;
+  virtual void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads,
+                      int32_t dim, int64_t num_rows, const OpRotation& rotation) = 0;
+  virtual void merge(const MergeCall& call) = 0;
+  // Fills in params.sequences.
+  virtual void linear(kernels::LinearParams params, const kernels::OpStateTensors& states) = 0;
 };
+
+// The device of a call with `tensor` (nullable), which was found usable. Throws UNSUPPORTED,
+// OUT_OF_RANGE, DEVICE.
+DLDevice device_of_op(const DLTensor* tensor);
+
+inline bool is_host(DLDevice device) { return device.device_type == kDLCPU; }
+
+// What a call says about who runs it: CPU alone, but for the stream.
+struct OpRunner {
+  kvc_cpu_isa isa;
+  const kvc_executor* executor;  // Null: the caller's thread alone.
+  void* stream;
+};
+// Throws UNSUPPORTED (instruction set), INVALID_ARGUMENT.
+std::unique_ptr<Operators> make_operators(DLDevice device, const OpRunner& runner);
 
 }  // namespace kvc
