@@ -67,7 +67,7 @@ type GroupInfo struct {
 	Chunk         int64  // of its layers; 0: none
 	PageBytes     uint64 // that its layers use of a page
 	PaddingBytes  uint64 // that they leave unused
-	PageSize    int32  // tokens per page
+	PageSize      int32  // tokens per page
 	FirstLayer    int32  // global id of its first layer in the slice; -1: none here
 	RequestPages  int64  // Plan.RequestPages(MaxSeqLen)
 	BytesPerToken uint64 // of its layers
@@ -81,7 +81,7 @@ func goGroupInfo(c *C.kvc_group_info) *GroupInfo {
 		Chunk:         int64(c.chunk),
 		PageBytes:     uint64(c.page_bytes),
 		PaddingBytes:  uint64(c.padding_bytes),
-		PageSize:    int32(c.page_size),
+		PageSize:      int32(c.page_size),
 		FirstLayer:    int32(c.first_layer),
 		RequestPages:  int64(c.request_pages),
 		BytesPerToken: uint64(c.bytes_per_token),
@@ -115,7 +115,7 @@ type LayerInfo struct {
 	RegionBytes   uint64 // of that region in one page
 	RegionOffset  uint64 // where the layer's part begins in the region
 	Quant         Quant
-	PageSize    int32  // of its group; 0: keeps no pages
+	PageSize      int32  // of its group; 0: keeps no pages
 	KScaleBytes   uint64 // of one page, behind V; 0: none
 	VScaleBytes   uint64
 }
@@ -146,7 +146,7 @@ func goLayerInfo(c *C.kvc_layer_info) *LayerInfo {
 		RegionBytes:   uint64(c.region_bytes),
 		RegionOffset:  uint64(c.region_offset),
 		Quant:         Quant(c.quant),
-		PageSize:    int32(c.page_size),
+		PageSize:      int32(c.page_size),
 		KScaleBytes:   uint64(c.k_scale_bytes),
 		VScaleBytes:   uint64(c.v_scale_bytes),
 	}
@@ -194,7 +194,7 @@ type Stats struct {
 	NumSeqs           int64
 	TotalLength       int64 // tokens over all sequences; a shared token counts once per sequence
 	PagesTotal        int64
-	PagesAvailable         int64
+	PagesAvailable    int64
 	PagesUsed         int64 // held by sequences or the open forward
 	PagesShared       int64 // used pages that more than one sequence holds
 	PagesPeak         int64 // largest pages_used since creation
@@ -212,8 +212,8 @@ type Stats struct {
 	TreeTokens        uint64 // uncommitted tree nodes over all sequences
 	Cascades          uint64 // shared prefixes read once for several sequences, attention calls together
 	SlotsUnused       int64  // token slots of used pages behind the last token of their sequence
-	PagesIndexed       int64  // pages that the prefix index knows, used ones too
-	PagesCached    int64  // of these, held by the index alone: counted in pages_available
+	PagesIndexed      int64  // pages that the prefix index knows, used ones too
+	PagesCached       int64  // of these, held by the index alone: counted in pages_available
 	PrefixBlocks      int64  // in the index, both tiers
 	PrefixBlocksHost  int64  // of these, with pages on the host
 	PrefixPinned      int64  // pinned blocks
@@ -247,7 +247,7 @@ func goStats(c *C.kvc_stats) *Stats {
 		NumSeqs:           int64(c.num_seqs),
 		TotalLength:       int64(c.total_length),
 		PagesTotal:        int64(c.pages_total),
-		PagesAvailable:         int64(c.pages_available),
+		PagesAvailable:    int64(c.pages_available),
 		PagesUsed:         int64(c.pages_used),
 		PagesShared:       int64(c.pages_shared),
 		PagesPeak:         int64(c.pages_peak),
@@ -265,8 +265,8 @@ func goStats(c *C.kvc_stats) *Stats {
 		TreeTokens:        uint64(c.tree_tokens),
 		Cascades:          uint64(c.cascades),
 		SlotsUnused:       int64(c.slots_unused),
-		PagesIndexed:       int64(c.pages_indexed),
-		PagesCached:    int64(c.pages_cached),
+		PagesIndexed:      int64(c.pages_indexed),
+		PagesCached:       int64(c.pages_cached),
 		PrefixBlocks:      int64(c.prefix_blocks),
 		PrefixBlocksHost:  int64(c.prefix_blocks_host),
 		PrefixPinned:      int64(c.prefix_pinned),
