@@ -5,5 +5,7 @@
 #if defined(__CUDACC__)
 #define KVC_HD __host__ __device__ __forceinline__
 #else
-#define KVC_HD inline
+// Always inlined: the CPU kernels are compiled once per instruction set, and a copy that is not
+// inlined is one for all of them.
+#define KVC_HD [[gnu::always_inline]] inline
 #endif

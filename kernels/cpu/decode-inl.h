@@ -91,11 +91,11 @@ class DecodeLoop {
     // the next one.
     ChunkRows rows[3];
     int64_t key = visible_.first_block(kChunk);
-    if (key < visible_.end) locate(key, rows[0]);
-    for (int current = 0; key < visible_.end;) {
+    if (key < visible_.end()) locate(key, rows[0]);
+    for (int current = 0; key < visible_.end();) {
       const int following = current == 2 ? 0 : current + 1;
       const int64_t next_key = visible_.next_block(key, kChunk);
-      const bool has_next = next_key < visible_.end;
+      const bool has_next = next_key < visible_.end();
       if (has_next) locate(next_key, rows[following]);
       walk_heads(key, rows[current], rows[has_next ? following : current]);
       current = following;
@@ -207,7 +207,7 @@ class DecodeLoop {
   // scores: softmax is a long chain of dependent instructions, and the next dot products, which
   // need nothing of it, run meanwhile.
   void walk_heads(int64_t chunk_key, const ChunkRows& rows, const ChunkRows& next_rows) {
-    const bool all_visible = visible_.all_see(chunk_key, kChunk);
+    const bool all_visible = visible_.all_visible(chunk_key, kChunk);
     const bool rules_apply = !all_visible || params_.softcap != 0.0f || params_.alibi != nullptr ||
                              params_.bias != nullptr;
     const bool whole = rows.present == kWholeChunk;

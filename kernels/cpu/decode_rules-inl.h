@@ -50,10 +50,9 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
     present[row] = rules.present;
     visible[row] = kWholeChunk;
     if (rules.all_visible) continue;
-    visible[row] =
-        static_cast<uint32_t>(visible_bits(params, sequence, rules.token_row(row), rules.chunk_key,
-                                           rules.item.key_begin, rules.item.key_end)) &
-        rules.present;
+    visible[row] = static_cast<uint32_t>(
+                       visible_bits(params, rules.item, rules.token_row(row), rules.chunk_key)) &
+                   rules.present;
   }
   alignas(64) float slope[kLanes], distance[kLanes], key_in_vector[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {

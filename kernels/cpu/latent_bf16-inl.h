@@ -157,7 +157,7 @@ class LatentLoop {
   // the page table is read.
   void locate(int64_t key, Block& block) const {
     block.visible = 0;
-    for (; key < visible_.end && block.visible == 0; key = visible_.next_block(key, kBlockKeys)) {
+    for (; key < visible_.end() && block.visible == 0; key = visible_.next_block(key, kBlockKeys)) {
       block.key = key;
       block.visible = visible_.bits(key, kBlockKeys);
     }
@@ -266,7 +266,7 @@ class LatentLoop {
   bool mask_scores(const Block& block, int64_t group) const {
     const Vec minus_infinity = set1(kMinusInfinity);
     if (block.end % 2 != 0) store(scores_ + block.end * kGroupLanes, minus_infinity);
-    if (visible_.all_see(block.key, kBlockKeys)) {
+    if (visible_.all_visible(block.key, kBlockKeys)) {
       Vec smallest = zero();
       for (int key = 0; key < kBlockKeys; ++key)
         smallest = min(load(scores_ + key * kGroupLanes), smallest);
@@ -276,10 +276,9 @@ class LatentLoop {
     const int64_t first = group * kGroupLanes;
     for (int lane = 0; lane < kGroupLanes; ++lane) {
       const int64_t row = token_row(first + lane < num_lanes_ ? first + lane : num_lanes_ - 1);
-      visible[lane] =
-          lane > 0 && row == token_row(first + lane - 1)
-              ? visible[lane - 1]
-              : visible_bits(params_, sequence_, row, block.key, item_.key_begin, item_.key_end);
+      visible[lane] = lane > 0 && row == token_row(first + lane - 1)
+                          ? visible[lane - 1]
+                          : visible_bits(params_, item_, row, block.key);
     }
     const __m512i low = _mm512_load_si512(visible), high = _mm512_load_si512(visible + kHalfLanes);
     uint32_t hidden = 0;

@@ -143,7 +143,7 @@ inline void prefetch_some(TilePrefetch& prefetch) {
 
 struct TileBlock {
   int64_t begin;           // first key
-  bool all_see;            // every row of the pass sees every key
+  bool all_visible;        // every row of the pass sees every key
   bool ends_only;          // rows differ in their ends only
   bool v_finite;           // all of V that the pass sees
   TilePrefetch* prefetch;  // reads the next block
@@ -154,12 +154,12 @@ template <int kRows>
 inline bool tile_visibility(const TileRows& rows, int64_t first_row, const TileBlock& block,
                             const int64_t* key_end, uint64_t* visible /* [kRows] */) {
   // The first row of a tile has the smallest end.
-  const bool all = block.all_see || (block.ends_only && key_end[0] >= block.begin + kBlockKeys);
+  const bool all = block.all_visible || (block.ends_only && key_end[0] >= block.begin + kBlockKeys);
   for (int r = 0; r < kRows; ++r) {
-    visible[r] = all ? ~uint64_t{0}
-                     : visible_bits(*rows.params, *rows.sequence,
-                                    rows.item->row_begin + (first_row + r) / rows.group,
-                                    block.begin, rows.item->key_begin, rows.item->key_end);
+    visible[r] =
+        all ? ~uint64_t{0}
+            : visible_bits(*rows.params, *rows.item,
+                           rows.item->row_begin + (first_row + r) / rows.group, block.begin);
   }
   return all;
 }
@@ -236,16 +236,16 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
   const std::byte** here = pass.rows;
   const std::byte** next = pass.rows + 2 * kBlockKeys;
   int64_t block = visible.first_block(kBlockKeys);
-  if (block < visible.end) locate_block(rows, visible, block, pass.zeros, here);
-  while (block < visible.end) {
+  if (block < visible.end()) locate_block(rows, visible, block, pass.zeros, here);
+  while (block < visible.end()) {
     const int64_t next_block = visible.next_block(block, kBlockKeys);
-    const bool has_next = next_block < visible.end;
+    const bool has_next = next_block < visible.end();
     if (has_next) locate_block(rows, visible, next_block, pass.zeros, next);
     if (rotates) rotate_block<Math::kRotated>(rows, block, here, pass);
     const bool v_finite = math.pack(rotates ? pass.rotated_rows : here,
                                     rotates ? Math::kRotated : params.k.dtype, here + kBlockKeys);
     TilePrefetch prefetch = tile_prefetch(params, next, has_next, num_rows);
-    const TileBlock state = {block, visible.all_see(block, kBlockKeys), ends_only, v_finite,
+    const TileBlock state = {block, visible.all_visible(block, kBlockKeys), ends_only, v_finite,
                              &prefetch};
     int64_t row = 0;
     for (; row + 6 <= num_rows; row += 6) attend_rows<6>(rows, first_row, row, state, pass, math);

@@ -47,7 +47,7 @@ inline TileRow tile_row(const TileRows& rows, int64_t row) {
 
 // One past the last key that a row sees inside the item.
 inline int64_t visible_key_end(const TileRows& rows, int64_t token) {
-  const int64_t end = row_key_end(*rows.params, *rows.sequence, token);
+  const int64_t end = row_range<int64_t>(*rows.sequence, rows.params->causal, token).end;
   return end < rows.item->key_end ? end : rows.item->key_end;
 }
 

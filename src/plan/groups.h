@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/visibility.h"
+
 namespace kvc {
 
 struct LayerSpec;
@@ -28,8 +30,8 @@ struct GroupSpec {
 // First key in the visible range of a query at token `index`. The window of the sequence is left
 // aside.
 inline int64_t first_visible_key(const GroupSpec& group, int64_t index) {
-  if (group.chunk != 0) return index / group.chunk * group.chunk;
-  return group.window != 0 && index >= group.window ? index - group.window + 1 : 0;
+  const kernels::Windows<int64_t> windows{group.window, group.chunk, 0, 0, 0};
+  return kernels::visible_range(windows, index).begin;
 }
 
 // Facts about requests beside their length; 0: not known.

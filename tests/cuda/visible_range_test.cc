@@ -38,7 +38,7 @@ TEST(CudaMask, EveryKeyIsVisibleToTheRowsThatSeeIt) {
         for (int64_t row = 0; row < sequence.num_rows; ++row) {
           const RowRange own = row_range(sequence, problem.params.causal, row);
           for (int32_t key = 0; key < problem.max_keys(s) + 40; ++key)
-            ASSERT_EQ(visible(mask, own, row, key), Visibility::sees(problem, s, row, key))
+            ASSERT_EQ(is_visible(mask, own, row, key), Visibility::sees(problem, s, row, key))
                 << row << " " << key;
         }
       });
@@ -53,7 +53,7 @@ TEST(CudaMask, BitsOfThirtyTwoKeysAreThoseOfTheKeys) {
           for (int32_t first = 0; first < problem.max_keys(s); first += 5) {
             uint32_t bits = 0;
             for (int32_t i = 0; i < 32; ++i)
-              bits |= (visible(mask, own, row, first + i) ? 1u : 0u) << i;
+              bits |= (is_visible(mask, own, row, first + i) ? 1u : 0u) << i;
             ASSERT_EQ(visible_bits(mask, own, row, first), bits) << row << " " << first;
           }
         }
@@ -67,7 +67,8 @@ TEST(CudaMask, TilesAreCoveredAsTheirRowsSay) {
         const SequenceMask mask = sequence_mask(sequence);
         for (int64_t begin = 0; begin < sequence.num_rows; begin += 3) {
           const int64_t end = std::min(begin + 4, sequence.num_rows);
-          const TileRange tile = tile_range(sequence, problem.params.causal, begin, end);
+          const TileRange tile =
+              kernels::tile_range<int32_t>(sequence, problem.params.causal, begin, end);
           const auto seen = [&](int32_t first, int32_t count, bool all) {
             for (int64_t row = begin; row < end; ++row) {
               for (int32_t key = first; key < first + count; ++key) {

@@ -20,7 +20,7 @@ KVC_DEVICE bool any_row_sees(const Shared<C>& shared, const Item& item, int32_t 
   const Row* rows = shared.rows();
 #pragma unroll 1
   for (int r = 0; r < C::kRows; ++r)
-    if (visible(item.mask, rows[r].mask, rows[r].token, key)) return true;
+    if (is_visible(item.mask, rows[r].mask, rows[r].token, key)) return true;
   return false;
 }
 

@@ -122,7 +122,7 @@ struct Cta {
     for (int i = 0; i < kOwn; ++i) {
       const RowFacts& own = facts[row_of(i)];
       const bool sees =
-          own.head >= 0 && (covered == Cover::kFull || visible(mask, own.mask, own.row, key));
+          own.head >= 0 && (covered == Cover::kFull || is_visible(mask, own.mask, own.row, key));
       bits |= sees ? 1u << i : 0u;
     }
     return bits;
