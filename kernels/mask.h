@@ -1,7 +1,7 @@
 // Which keys a row of an AttnSequence may attend to, for the attention kernels of every kind of
-// processor: key by key, as bits of 32 or 64 keys, and for the rows of a tile together. `Int` is the
-// type in which a kernel counts keys: int32_t on devices, int64_t on the CPU. kernels/visibility.h
-// has the rule of windows that the step turns into these ranges.
+// processor: key by key, as bits of 32 or 64 keys, and for the rows of a tile together. `Int` is
+// the type in which a kernel counts keys: int32_t on devices, int64_t on the CPU.
+// kernels/visibility.h has the rule of windows that the step turns into these ranges.
 #pragma once
 
 #include <cstdint>

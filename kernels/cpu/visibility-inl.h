@@ -1,5 +1,6 @@
-// Masks of the rows of an item, for the decode and the tile kernels: a key outside the visible range
-// of a row gets the score -inf there, and one that is visible to no row is neither located nor read.
+// Masks of the rows of an item, for the decode and the tile kernels: a key outside the visible
+// range of a row gets the score -inf there, and one that is visible to no row is neither located
+// nor read.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ struct KeyRotation {
   }
 };
 
-// A score with its bias, see kMaxBias. A bias of -inf masks the key, whatever the score; its K may be
-// NaN.
+// A score with its bias, see kMaxBias. A bias of -inf masks the key, whatever the score; its K may
+// be NaN.
 KVC_VEC_INLINE Vec add_bias(Vec score, Vec bias) {
   const Vec bounded = min(set1(kMaxBias), max(set1(-kMaxBias), bias));  // NaN stays
   return select(equal(bias, set1(kMinusInfinity)), bias,

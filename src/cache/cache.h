@@ -25,7 +25,6 @@
 #include "src/cache/exports.h"
 #include "src/cache/page_bytes.h"
 #include "src/cache/prefix_cache.h"
-#include "src/cache/prefix_events.h"
 #include "src/cache/sequence_files.h"
 #include "src/cache/swap_store.h"
 #include "src/device/device.h"

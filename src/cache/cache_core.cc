@@ -9,6 +9,7 @@
 #include "src/exec/cuda/engine.h"
 
 namespace kvc {
+
 namespace {
 
 int64_t require_pages(const Plan& plan) {

@@ -2,28 +2,52 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "kvcache.h"
-#include "src/cache/spare_histories.h"
 #include "src/cache/tier_blocks.h"
 #include "src/device/device.h"
 #include "src/device/gpu.h"
 #include "src/exec/engine.h"
 #include "src/pages/allocator.h"
-#include "src/pages/host_pool.h"
 #include "src/pages/pool.h"
 #include "src/pages/state_pool.h"
 #include "src/plan/plan.h"
 #include "src/prefix/index.h"
 #include "src/sequences/publisher.h"
+#include "src/sequences/sequence.h"
 #include "src/sequences/sequences.h"
 #include "src/step/forward.h"
 
 namespace kvc {
 
 class StreamOrder;
+
+// Memory of token histories that are gone, for those that come.
+
+// Tokens and keys of a long prompt are hundreds of kilobytes, which the system hands out page by
+// page: the next prompt writes over them. Two are kept, the larger first: a request that is
+// attached and then published needs two.
+class SpareHistories {
+ public:
+  void keep(TokenHistory& history) noexcept {
+    for (TokenHistory& spare : spares_) {
+      if (history.keys.capacity() > spare.keys.capacity()) std::swap(history.keys, spare.keys);
+      if (history.ids.capacity() > spare.ids.capacity()) std::swap(history.ids, spare.ids);
+    }
+  }
+  // Returns the larger one; its content is undefined.
+  TokenHistory take() noexcept {
+    std::swap(spares_[0], spares_[1]);
+    return std::move(spares_[1]);
+  }
+
+ private:
+  std::array<TokenHistory, 2> spares_;
+};
 
 // Counters since creation, see kvc_stats.
 struct CacheCounters {

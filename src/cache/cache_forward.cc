@@ -1,15 +1,274 @@
 #include "src/cache/cache_forward.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "src/base/error.h"
+#include "src/base/process_mutex.h"
 #include "src/cache/cache_core.h"
-#include "src/cache/unused_bytes.h"
+#include "src/cache/context_shift.h"
+#include "src/cache/page_bytes.h"
+#include "src/plan/spec.h"
 
 namespace kvc {
+
+struct ForwardEntry {
+  std::atomic<uint64_t> open{0};  // Handle that is open; 0: none.
+  std::atomic<Cache*> cache{nullptr};
+  uint64_t count = 0;  // Forwards so far.
+  uint64_t index = 0;  // Place in the table.
+  ForwardEntry* next_unused = nullptr;
+};
+
+namespace {
+
+// A handle is bit 51, then 35 bits of the entry's count, then 16 bits of its index: exact in a
+// double, where some runtimes keep pointers. Bit 51 keeps it apart from the addresses of a process,
+// which have 47 bits, for whoever looks at pointers (Go's collector does).
+constexpr int kIndexBits = 16, kCountBits = 35;
+constexpr uint64_t kHandleBit = uint64_t{1} << (kIndexBits + kCountBits);
+constexpr uint64_t kMaxCount = (uint64_t{1} << kCountBits) - 1;
+constexpr uint64_t kMaxEntries = uint64_t{1} << kIndexBits;
+constexpr uint64_t kChunk = 256;  // Entries.
+static_assert(sizeof(void*) == sizeof(uint64_t), "a handle has 64 bits");
+
+// Chunks stay where they are until the process ends: lookups take no lock.
+struct Table {
+  ForwardEntry first[kChunk];  // Most processes need no others.
+  std::atomic<ForwardEntry*> chunks[kMaxEntries / kChunk];
+  ProcessMutex mutex{AtFork::kWaits};
+  uint64_t num_made = 0;
+  ForwardEntry* unused = nullptr;
+};
+constinit Table table;
+
+ForwardEntry* entry_at(uint64_t index) noexcept {
+  if (index < kChunk) return &table.first[index];
+  ForwardEntry* chunk = table.chunks[index / kChunk].load(std::memory_order_acquire);
+  return chunk == nullptr ? nullptr : chunk + index % kChunk;
+}
+
+// The caller holds the lock.
+ForwardEntry* make_entry() {
+  const uint64_t index = table.num_made;
+  if (index == kMaxEntries) {
+    fail_with(KVC_E_NO_MEMORY, static_cast<int64_t>(kMaxEntries),
+              "%llu caches exist in this process: at most %llu",
+              static_cast<unsigned long long>(index), static_cast<unsigned long long>(kMaxEntries));
+  }
+  if (entry_at(index) == nullptr)
+    table.chunks[index / kChunk].store(new ForwardEntry[kChunk], std::memory_order_release);
+  ForwardEntry* entry = entry_at(index);
+  entry->index = index;
+  ++table.num_made;
+  return entry;
+}
+
+// The caller holds the lock.
+ForwardEntry* take_entry() {
+  ForwardEntry* entry = table.unused;
+  if (entry == nullptr) return make_entry();
+  table.unused = entry->next_unused;
+  return entry;
+}
+
+}  // namespace
+
+ForwardHandle::ForwardHandle(Cache* cache, uint64_t counted) {
+  const std::lock_guard lock(table.mutex);
+  entry_ = take_entry();
+  entry_->count = std::max(entry_->count, counted);
+  entry_->cache.store(cache, std::memory_order_relaxed);
+}
+
+ForwardHandle::~ForwardHandle() {
+  close();
+  if (entry_->count == kMaxCount) return;
+  const std::lock_guard lock(table.mutex);
+  entry_->next_unused = table.unused;
+  table.unused = entry_;
+}
+
+void ForwardHandle::prepare() {
+  if (entry_->count != kMaxCount) return;
+  const std::lock_guard lock(table.mutex);
+  ForwardEntry* next = take_entry();
+  next->cache.store(entry_->cache.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  entry_ = next;
+}
+
+kvc_forward* ForwardHandle::open() noexcept {
+  const uint64_t handle = kHandleBit | ++entry_->count << kIndexBits | entry_->index;
+  entry_->open.store(handle, std::memory_order_release);
+  return reinterpret_cast<kvc_forward*>(static_cast<uintptr_t>(handle));
+}
+
+void ForwardHandle::close() noexcept { entry_->open.store(0, std::memory_order_release); }
+
+Cache* ForwardHandle::find(const kvc_forward* handle) noexcept {
+  const auto number = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(handle));
+  if (number >> (kIndexBits + kCountBits) != 1) return nullptr;
+  const ForwardEntry* entry = entry_at(number % kMaxEntries);
+  if (entry == nullptr || entry->open.load(std::memory_order_acquire) != number) return nullptr;
+  return entry->cache.load(std::memory_order_relaxed);
+}
+
+namespace {
+
+// "ATTENTION (0), MLA (1) or SHARED (4)"
+std::string kinds_text(uint32_t kinds) {
+  std::string text;
+  for (kvc_layer_kind kind = KVC_LAYER_ATTENTION; kinds != 0; ++kind) {
+    if ((kinds & kind_bit(kind)) == 0) continue;
+    kinds &= ~kind_bit(kind);
+    if (!text.empty()) text += kinds == 0 ? " or " : ", ";
+    text += std::string(layer_kind_name(kind)) + " (" + std::to_string(kind) + ")";
+  }
+  return text;
+}
+
+}  // namespace
+
+LayerCall::LayerCall(CacheCore& core, int32_t id, const char* function, uint32_t kinds)
+    : layer(core.layer(core.require_layer(id))),
+      core_(core),
+      id_(id),
+      local_(core.plan->local_layer(id)) {
+  if ((kinds & kind_bit(layer.kind)) == 0) {
+    fail_with(KVC_E_INVALID_STATE, layer.kind, "%s: layer %d is of kind %s (%d), expected %s",
+              function, id, layer_kind_name(layer.kind), layer.kind, kinds_text(kinds).c_str());
+  }
+  core.require_storage(function);
+  core.require_readable(local_, function);
+  source_id_ = core.spec().layer_begin + layer.source;
+  num_rows_ = core.forward.batch().num_rows();
+  device_ = core.spec().device;
+}
+
+int64_t LayerCall::num_cross_rows() const { return core_.forward.batch().num_cross_rows(); }
+
+int64_t LayerCall::max_num_keys() const { return core_.forward.batch().longest(is_cross()); }
+
+void LayerCall::read_spans(const DLTensor* spans, std::vector<Span>* out) const {
+  kvc::read_spans(spans, core_.forward.batch(), out);
+}
+
+// Rows that the host's own kernels write are not known of.
+bool LayerCall::has_new_rows_written() const {
+  return core_.forward.written().is_appended(layer.source) || core_.host_can_write_pool();
+}
+
+void LayerCall::require_appended() const {
+  if (has_new_rows_written()) return;
+  fail(KVC_E_INVALID_STATE,
+       "layer %d: k and v are NULL, and nothing was appended to layer %d in this forward of %lld "
+       "tokens",
+       id_, source_id_, ll(num_rows_));
+}
+
+void LayerCall::attend(KeyScope scope, const AttnOptions& options, const AttnTensors& tensors,
+                       bool is_mla_self) {
+  core_.engine->attend(core_.forward, {layer, scope, is_mla_self}, options, tensors);
+}
+
+void LayerCall::append(const kernels::TokenRows& k, const kernels::TokenRows& v) {
+  core_.engine->append(core_.forward, local_, k, v);
+}
+
+StoredTokens LayerCall::stored_tokens(kvc_seq seq) const {
+  const Sequence& sequence = core_.sequences.get_on_device(seq, "gather");
+  StoredTokens tokens{&sequence.tables[core_.layer(layer.source).group], seq,
+                      sequence.stored(is_cross()), false, is_cross() ? KeyLead{} : sequence.lead};
+  if (const BatchEntry* entry = core_.entry_of(sequence); entry != nullptr) {
+    tokens.length = entry->new_stored(is_cross());
+    tokens.grows = tokens.length > entry->old_stored(is_cross());
+  }
+  return tokens;
+}
+
+void LayerCall::gather(const StoredTokens& tokens, const kernels::TokenRows& k,
+                       const kernels::TokenRows& v) {
+  if (!tokens.table->keeps(0, tokens.length)) {
+    fail_with(KVC_E_OUT_OF_RANGE, tokens.table->kept_begin,
+              "layer %d: a window of sequence %lld has dropped tokens before %lld", id_,
+              ll(tokens.seq), ll(tokens.table->kept_begin));
+  }
+  if (tokens.grows && !has_new_rows_written()) {
+    fail_with(KVC_E_INVALID_STATE, id_,
+              "layer %d: nothing was appended to it in this forward, which grows sequence %lld",
+              id_, ll(tokens.seq));
+  }
+  if (tokens.length == 0) return;
+  const int32_t page_size = core_.group_of(core_.layer(layer.source)).page_size;
+  const LeadRotation back(core_.spec(), layer.source, tokens.lead);
+  const auto gather_rows = [&](bool is_v, const kernels::PagedRows& rows,
+                               const kernels::TokenRows& out, int32_t dim) {
+    core_.engine->gather({layer.source, is_v},
+                         {.rows = rows,
+                          .pages = tokens.table->pages.data(),
+                          .out = out,
+                          .page_size = page_size,
+                          .num_heads = layer.num_kv_heads,
+                          .dim = dim,
+                          .rotation = is_v ? kernels::Rotation{} : back.get(),
+                          .rotate_from = tokens.lead.begin,
+                          .gap = tokens.table->pages.gap()},
+                         tokens.length);
+  };
+  if (k.base != nullptr) gather_rows(false, core_.pool.k_rows(layer.source), k, layer.k_dim);
+  if (v.base != nullptr) gather_rows(true, core_.pool.v_rows(layer.source), v, layer.v_dim);
+}
+
+StateCall::StateCall(CacheCore& core, int32_t layer, int32_t index, const char* function)
+    : core_(core), layer_(layer), index_(index), local_(core.require_layer(layer)) {
+  const LayerSpec& spec_of_layer = core.layer(local_);
+  if (spec_of_layer.kind != KVC_LAYER_STATE) {
+    fail_with(KVC_E_INVALID_STATE, spec_of_layer.kind,
+              "%s: layer %d is of kind %s (%d), expected STATE (%d)", function, layer,
+              layer_kind_name(spec_of_layer.kind), spec_of_layer.kind, KVC_LAYER_STATE);
+  }
+  const auto num_states = static_cast<int32_t>(spec_of_layer.states.size());
+  if (index < 0 || index >= num_states) {
+    fail_with(KVC_E_OUT_OF_RANGE, index, "state %d out of range: layer %d has %d states", index,
+              layer, num_states);
+  }
+  core.require_storage(function);
+  spec_ = &spec_of_layer.states[index];
+}
+
+DLDevice StateCall::device() const { return core_.spec().device; }
+
+int64_t StateCall::num_rows() const { return core_.forward.batch().num_rows(); }
+
+int64_t StateCall::num_seqs() const {
+  return static_cast<int64_t>(core_.forward.batch().entries().size());
+}
+
+void StateCall::get(const StateRows& out) {
+  core_.engine->get_states(core_.forward, {local_, index_}, out);
+}
+
+void StateCall::set(const StateRows& value) {
+  core_.engine->set_states(core_.forward, {local_, index_}, value);
+  core_.forward.written().mark_state_set(local_, index_);
+}
+
+void StateCall::linear(const kernels::LinearParams& params) {
+  core_.engine->linear(core_.forward, {local_, index_}, params);
+  core_.forward.written().mark_state_set(local_, index_);
+}
+
+void StateCall::conv(const kernels::ConvParams& params) {
+  core_.engine->conv(core_.forward, {local_, index_}, params);
+  core_.forward.written().mark_state_set(local_, index_);
+}
+
 namespace {
 
 // Puts zeros into the rows of new tokens. Rows that no layer writes would hold what their page held

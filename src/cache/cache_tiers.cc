@@ -8,7 +8,7 @@
 #include "src/base/log.h"
 #include "src/base/print.h"
 #include "src/cache/cache_core.h"
-#include "src/tiers/modules.h"
+#include "src/tiers/tier.h"
 
 namespace kvc {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
-#include "src/cache/key_leads.h"
+#include "src/cache/context_shift.h"
 #include "src/cache/private_pages.h"
 
 namespace kvc {

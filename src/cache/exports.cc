@@ -6,8 +6,8 @@
 #include "src/base/dtype.h"
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
-#include "src/cache/key_leads.h"
-#include "src/plan/names.h"
+#include "src/cache/context_shift.h"
+#include "src/plan/spec.h"
 #include "src/step/page_tables.h"
 
 namespace kvc {

@@ -1,11 +1,13 @@
 // The prefix cache: sequences begin with blocks of tokens that others have computed, and publish
-// their own.
+// their own; events tell routers of it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kvcache.h"
+#include "src/prefix/events.h"
 #include "src/prefix/keys.h"
 
 namespace kvc {
@@ -39,6 +41,26 @@ class PrefixCache {
   TierRun find_run(KeyChain& chain, AttachPlan* plan) const;
   PrefixMatch fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept;
 
+  CacheCore& core_;
+};
+
+// Events of the prefix cache, for routers that follow what it holds.
+class PrefixEvents {
+ public:
+  explicit PrefixEvents(CacheCore& core) : core_(core) {}
+
+  // Throws UNSUPPORTED for a cache that makes no events.
+  void require_used() const;
+  // The number of the newest event.
+  uint64_t num_made() const;
+  // The oldest event that was not polled yet; false when there is none.
+  bool poll(kvc_event* out);
+  // Everything held as STORED events, parents first. Throws std::bad_alloc.
+  std::vector<Event> snapshot() const;
+  // The event as callers see it. Its tokens are borrowed from the index.
+  kvc_event describe(const Event& event, uint64_t number) const;
+
+ private:
   CacheCore& core_;
 };
 

@@ -9,13 +9,11 @@
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/cache/cache_core.h"
-#include "src/cache/key_leads.h"
-#include "src/cache/page_conversion.h"
-#include "src/cache/staging.h"
+#include "src/cache/context_shift.h"
+#include "src/cache/page_bytes.h"
 #include "src/cache/state_file.h"
-#include "src/cache/unused_bytes.h"
-#include "src/plan/layout_text.h"
-#include "src/sequences/distinct_ids.h"
+#include "src/plan/layout.h"
+#include "src/sequences/sequences.h"
 
 namespace kvc {
 namespace {

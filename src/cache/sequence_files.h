@@ -1,6 +1,6 @@
 // Whole sequences to a file and back: kvc_seq_save, kvc_seq_load.
 //
-// A file has three kinds of chunks: the description (sequence_image.h), pages, states. Pages are
+// A file has three kinds of chunks: the description (state_file.h), pages, states. Pages are
 // packed as in a pool of the layout PAGE_FIRST, each of the bytes that its layer group uses. A page
 // or state that several sequences share is in it once.
 #pragma once

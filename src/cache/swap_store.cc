@@ -6,9 +6,9 @@
 
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
-#include "src/cache/key_leads.h"
+#include "src/cache/context_shift.h"
 #include "src/exec/page_pairs.h"
-#include "src/sequences/distinct_ids.h"
+#include "src/sequences/sequences.h"
 
 namespace kvc {
 namespace {

@@ -1,9 +1,11 @@
 // The attached tiers as a place of blocks: which block has which key and value, what is written,
-// what is there.
+// what is there, and how a run of blocks is read from there.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,10 +13,10 @@
 
 #include "kvcache.h"
 #include "src/base/memory.h"
-#include "src/cache/staging.h"
-#include "src/cache/unused_bytes.h"
+#include "src/cache/page_bytes.h"
 #include "src/prefix/keys.h"
-#include "src/sequences/block_sink.h"
+#include "src/sequences/publisher.h"
+#include "src/sequences/sequence.h"
 #include "src/tiers/tier_store.h"
 #include "src/tiers/value.h"
 
@@ -87,6 +89,69 @@ class TierBlocks final : public BlockSink {
   std::optional<Staging> staging_;  // One value, where the device is a GPU.
   std::vector<Attached> tiers_;     // In the order of lookups.
   std::vector<AlignedBuffer> buffers_;
+};
+
+// Reads the values of a run of blocks in their order, ahead of who uses them.
+class TierReader {
+ public:
+  // What to read, without memory for it; `stores`: where. Reading begins at once, into `buffers`,
+  // which are borrowed. Throws std::bad_alloc.
+  TierReader(std::vector<TierGet> gets, std::vector<TierStore*> stores,
+             std::vector<AlignedBuffer>* buffers);
+  // Waits until nobody uses the buffers.
+  ~TierReader();
+  TierReader(const TierReader&) = delete;
+  TierReader& operator=(const TierReader&) = delete;
+
+  // The next value, valid until the next call; null: the tier did not give it.
+  const std::byte* next() noexcept;
+
+ private:
+  // While one batch is used, the others are read: two cores of a reader and their pauses.
+  static constexpr size_t kBatches = 4;
+  static constexpr size_t kBatchBytes = size_t{2} << 20;
+
+  // Gets [begin, end) from one tier, of `bytes` in all.
+  struct Batch {
+    size_t begin, end, bytes;
+  };
+
+  void start(size_t batch) noexcept;
+  void read(size_t batch) noexcept;
+
+  std::vector<TierGet> gets_;
+  std::vector<TierStore*> stores_;
+  std::vector<Batch> batches_;
+  std::vector<AlignedBuffer>* buffers_;
+  std::array<std::future<void>, kBatches> reads_;  // Invalid: next() reads the batch itself.
+  TierTime deadline_;
+  size_t batch_ = 0;  // The batch of the next value.
+  size_t next_ = 0;
+};
+
+// A run of blocks from tiers, behind the tokens of a sequence.
+class TierFetch {
+ public:
+  // Makes room and starts to read. `history`: of all tokens of the run. Throws Error or
+  // std::bad_alloc.
+  TierFetch(CacheCore& core, TierRun run, TokenHistory history);
+
+  // Appends what the tiers give to a sequence of run.begin blocks that has room in its tables, and
+  // publishes it. A layer's window, or a state, needs all blocks: then it is all or nothing.
+  void append_to(Sequence& sequence) noexcept;
+
+ private:
+  int64_t read_blocks() noexcept;
+  bool take_pages(int64_t block, const std::byte* value);
+  void keep(int64_t num_blocks) noexcept;
+
+  CacheCore& core_;
+  const TierRun run_;
+  TokenHistory history_;
+  std::vector<PageId> pages_;  // [block - begin][page of the block]; kNoPage: not needed.
+  StateSlot state_ = kInitialState;
+  std::optional<Staging> staging_;  // One value, where the device is a GPU.
+  TierReader reader_;
 };
 
 }  // namespace kvc

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "src/base/error.h"
-#include "src/sequences/distinct_ids.h"
+#include "src/sequences/sequences.h"
 
 namespace kvc {
 namespace {

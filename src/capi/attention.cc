@@ -1,9 +1,8 @@
 // kvcache.h, section "Attention".
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
-#include "src/base/tensor_shape.h"
 #include "src/capi/call.h"
-#include "src/capi/sized_struct.h"
+#include "src/capi/guard.h"
 #include "src/exec/row_moves.h"
 
 namespace {

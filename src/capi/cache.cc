@@ -1,6 +1,6 @@
 // kvcache.h, section "Cache".
 #include "src/capi/call.h"
-#include "src/capi/sized_struct.h"
+#include "src/capi/guard.h"
 
 using kvc::CacheCall;
 using kvc::guard;

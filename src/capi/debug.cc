@@ -5,7 +5,7 @@
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
 #include "src/capi/call.h"
-#include "src/plan/names.h"
+#include "src/plan/spec.h"
 
 namespace {
 

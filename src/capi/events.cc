@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "src/capi/call.h"
-#include "src/capi/sized_struct.h"
+#include "src/capi/guard.h"
 
 using kvc::CacheCall;
 using kvc::guard;

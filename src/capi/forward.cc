@@ -3,7 +3,7 @@
 
 #include "src/base/tensor.h"
 #include "src/capi/call.h"
-#include "src/capi/sized_struct.h"
+#include "src/capi/guard.h"
 
 using kvc::CacheCall;
 using kvc::fail;

@@ -1,3 +1,4 @@
+
 #include "src/capi/guard.h"
 
 #include <algorithm>
@@ -23,6 +24,38 @@ void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail,
   if (size > offsetof(kvc_error, message))
     filled.message[size - offsetof(kvc_error, message) - 1] = '\0';
   std::memcpy(static_cast<void*>(err), &filled, size);
+}
+
+void check_struct_size(size_t struct_size, size_t known_size, const char* name) {
+  if (struct_size < sizeof(size_t)) {
+    fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(struct_size),
+              "%s->struct_size = %zu is too small: set it to sizeof, %zu here", name, struct_size,
+              known_size);
+  }
+  if (struct_size > kMaxStructSize) {
+    fail_with(KVC_E_VERSION, static_cast<int64_t>(struct_size),
+              "%s->struct_size = %zu is not plausible: this library knows %zu bytes", name,
+              struct_size, known_size);
+  }
+}
+
+void check_zero_tail(const void* data, size_t struct_size, size_t known_size, const char* name) {
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  for (size_t i = known_size; i < struct_size; ++i) {
+    if (bytes[i] != 0) {
+      fail_with(KVC_E_VERSION, static_cast<int64_t>(i),
+                "%s has %zu bytes, this library knows %zu, and byte %zu is not zero", name,
+                struct_size, known_size, i);
+    }
+  }
+}
+
+void refuse_extensions(const kvc_ext* ext, const char* name) {
+  if (ext != nullptr) {
+    fail_with(KVC_E_UNSUPPORTED, ext->type,
+              "%s->ext has type %d, which this library does not know: 0 types are defined", name,
+              ext->type);
+  }
 }
 
 }  // namespace kvc

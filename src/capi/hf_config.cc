@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "src/capi/guard.h"
-#include "src/capi/sized_struct.h"
-#include "src/model_config/json.h"
+#include "src/model_config/fields.h"
 #include "src/model_config/model_config.h"
 
 namespace {

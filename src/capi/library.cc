@@ -10,10 +10,9 @@
 #include "src/base/memory.h"
 #include "src/base/modules.h"
 #include "src/capi/guard.h"
-#include "src/capi/sized_struct.h"
 #include "src/capi/version.h"
 #include "src/device/gpu.h"
-#include "src/tiers/modules.h"
+#include "src/tiers/tier.h"
 
 namespace {
 

@@ -1,17 +1,99 @@
-// kvcache.h, section "Operators", but for the recurrence of linear attention.
+// kvcache.h, section "Operators".
 #include <algorithm>
 #include <climits>
 #include <memory>
 
+#include "kvcache.h"
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
-#include "src/base/tensor_shape.h"
 #include "src/capi/guard.h"
-#include "src/capi/op_options.h"
-#include "src/capi/sized_struct.h"
+#include "src/exec/linear.h"
 #include "src/ops/operators.h"
+#include "src/plan/spec.h"
 
+namespace kvc {
 namespace {
+
+// Fields of kvc_op_opt beyond executor and cpu_isa that an operator uses.
+enum OpUse : unsigned {
+  kUsesAttn = 1,      // `full` and `attn`.
+  kUsesRotation = 2,  // `rope` and `positions`.
+};
+
+struct OpOptions {
+  kvc_op_opt opt{};  // Its pointers are the caller's, NULL or set.
+  kvc_attn_opt attn{};
+  kvc_rope rope{};
+  kvc_executor executor{};
+
+  const kvc_executor* host() const { return opt.executor == nullptr ? nullptr : &executor; }
+  const kvc_rope* rotation() const { return opt.rope == nullptr ? nullptr : &rope; }
+};
+
+void refuse_unused(bool is_set, const char* field, const char* function) {
+  if (is_set)
+    fail(KVC_E_INVALID_ARGUMENT, "%s is set, but %s does not use it: expected 0 or NULL", field,
+         function);
+}
+
+void read_executor(const kvc_executor* executor, OpOptions* out) {
+  if (executor == nullptr) return;
+  out->executor = read_struct(executor, "opt.executor");
+  if (out->executor.concurrency == nullptr || out->executor.parallel_for == nullptr) {
+    fail(KVC_E_INVALID_ARGUMENT, "opt.executor->%s is NULL",
+         out->executor.concurrency == nullptr ? "concurrency" : "parallel_for");
+  }
+}
+
+void read_attn(OpOptions* out) {
+  if (out->opt.full != 0 && out->opt.full != 1) {
+    fail_with(KVC_E_INVALID_ARGUMENT, out->opt.full,
+              "opt.full = %d, expected 0 (causal) or 1 (all keys)", out->opt.full);
+  }
+  if (out->opt.attn == nullptr) return;
+  out->attn = read_struct(out->opt.attn, "opt.attn");
+  refuse_extensions(out->attn.ext, "opt.attn");
+  // Checked before anything is computed with it.
+  if (out->attn.window < 0) {
+    fail_with(KVC_E_OUT_OF_RANGE, out->attn.window,
+              "opt.attn->window = %lld out of range: 0 to %lld",
+              static_cast<long long>(out->attn.window), static_cast<long long>(kMaxSequenceLength));
+  }
+  if (out->attn.spans != nullptr)
+    fail(KVC_E_UNSUPPORTED,
+         "opt.attn->spans is set: operators have causal (full = 0) and full attention only");
+  if (out->opt.full == 1 && out->attn.window != 0) {
+    fail_with(KVC_E_UNSUPPORTED, out->attn.window,
+              "opt.attn->window = %lld with opt.full = 1: a row that sees all keys has no window",
+              static_cast<long long>(out->attn.window));
+  }
+}
+
+// `function` appears in messages. A NULL `opt` stands for all defaults. Throws INVALID_ARGUMENT,
+// UNSUPPORTED or VERSION.
+OpOptions read_op_options(const kvc_op_opt* opt, unsigned uses, const char* function) {
+  OpOptions out;
+  if (opt == nullptr) return out;
+  out.opt = read_struct(opt, "opt");
+  refuse_extensions(out.opt.ext, "opt");
+  read_executor(out.opt.executor, &out);
+  if ((uses & kUsesAttn) != 0) {
+    read_attn(&out);
+  } else {
+    refuse_unused(out.opt.full != 0, "opt.full", function);
+    refuse_unused(out.opt.attn != nullptr, "opt.attn", function);
+  }
+  if ((uses & kUsesRotation) == 0) {
+    refuse_unused(out.opt.positions != nullptr, "opt.positions", function);
+    refuse_unused(out.opt.rope != nullptr, "opt.rope", function);
+  } else if (out.opt.rope != nullptr) {
+    out.rope = read_struct(out.opt.rope, "opt.rope");
+  }
+  return out;
+}
+
+}  // namespace
+}  // namespace kvc
 
 using kvc::AttnOptions;
 using kvc::AttnTensors;
@@ -25,6 +107,10 @@ using kvc::OpExtent;
 using kvc::OpOptions;
 using kvc::OpPool;
 using kvc::OpRotation;
+using kvc::StateView;
+using kvc::kernels::LinearParams;
+
+namespace {
 
 // A call runs on the device of the pool.
 struct PlacedPool {
@@ -339,5 +425,95 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
       fail(KVC_E_INVALID_ARGUMENT, "opt.rope %s: nothing to rotate by",
            read.rotation() == nullptr ? "is NULL" : "has mode NONE");
     operators_on(device, read)->rotate(from, to, heads, dim, num_rows, rotation);
+  });
+}
+
+namespace {
+
+kvc_linear_opt read_linear_opt(const kvc_linear_opt* linear) {
+  kvc_linear_opt read{};
+  if (linear == nullptr) return read;
+  read = kvc::read_struct(linear, "linear");
+  kvc::refuse_extensions(read.ext, "linear");
+  if (read.state != 0) {
+    fail_with(KVC_E_OUT_OF_RANGE, read.state,
+              "linear.state = %d: states has one state per sequence, index 0", read.state);
+  }
+  return read;
+}
+
+StateView view_linear_states(const DLTensor* tensor, DLDevice device) {
+  const StateView states = kvc::view_states(tensor, "states", device);
+  for (int dimension = 0; dimension < 4; ++dimension) {
+    const int64_t extent = tensor->shape[dimension];
+    if (extent > INT32_MAX || (dimension > 0 && extent < 1)) {
+      fail_with(KVC_E_SHAPE, extent, "states has shape[%d] = %lld, expected %d to %d", dimension,
+                static_cast<long long>(extent), dimension > 0 ? 1 : 0, INT32_MAX);
+    }
+  }
+  return states;
+}
+
+// Refuses overlaps with the states, which are read and written.
+void refuse_state_overlaps(const DLTensor* states, const kvc_linear_opt& opt,
+                           const kvc::LinearTensors& tensors, int64_t num_rows) {
+  const int64_t decay_rows = opt.decay == KVC_DECAY_HEAD ? -1 : num_rows;
+  const kvc::TensorUse outputs[] = {{states, "states"}};
+  const kvc::TensorUse others[] = {
+      {tensors.q, "q", num_rows},       {tensors.k, "k", num_rows},
+      {tensors.v, "v", num_rows},       {tensors.decay, "decay", decay_rows},
+      {tensors.beta, "beta", num_rows}, {opt.skip, "skip"},
+      {tensors.out, "out", num_rows}};
+  kvc::refuse_overlaps(outputs, others);
+}
+
+LinearParams read_params(const kvc_linear_opt& opt, const DLTensor* states,
+                         const kvc::LinearTensors& tensors, const StateView& view, int64_t num_rows,
+                         DLDevice device) {
+  LinearParams params = kvc::read_linear(opt, "linear", tensors,
+                                         {.heads = static_cast<int32_t>(view.heads),
+                                          .k_dim = static_cast<int32_t>(view.k_dim),
+                                          .v_dim = static_cast<int32_t>(view.v_dim),
+                                          .state_dtype = view.dtype},
+                                         num_rows, device);
+  refuse_state_overlaps(states, opt, tensors, num_rows);
+  params.state_head_stride = view.head_stride;
+  params.state_row_stride = view.row_stride;
+  return params;
+}
+
+kvc::kernels::OpStateTensors read_sequences(const StateView& view, const DLTensor* qo_indptr,
+                                            const DLTensor* q, DLDevice device) {
+  kvc::kernels::OpStateTensors states{};
+  states.num_sequences = static_cast<int32_t>(view.sequences);
+  states.num_rows = view.sequences;
+  states.states = view.base;
+  states.stride = view.sequence_stride;
+  if (qo_indptr != nullptr) {
+    states.row_indptr = kvc::view_i32_vector(qo_indptr, "qo_indptr", view.sequences + 1, device);
+    (void)kvc::check_activations(q, "q", {-1, -1, -1}, device);
+    states.num_rows = q->shape[0];
+  }
+  return states;
+}
+
+}  // namespace
+
+kvc_status kvc_op_linear_step(const kvc_linear_opt* linear, const kvc_op_opt* opt,
+                              const DLTensor* qo_indptr, DLTensor* states, const DLTensor* q,
+                              const DLTensor* k, const DLTensor* v, const DLTensor* decay,
+                              const DLTensor* beta, DLTensor* out, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const kvc_linear_opt linear_opt = read_linear_opt(linear);
+    const kvc::OpOptions op_opt = kvc::read_op_options(opt, 0, "kvc_op_linear_step");
+    const DLDevice device = kvc::device_of_op(states);
+    const StateView view = view_linear_states(states, device);
+    const auto operators =
+        kvc::make_operators(device, {op_opt.opt.cpu_isa, op_opt.host(), op_opt.opt.stream});
+    const kvc::kernels::OpStateTensors sequences = read_sequences(view, qo_indptr, q, device);
+    const int64_t num_rows = operators->check(sequences);
+    operators->linear(
+        read_params(linear_opt, states, {q, k, v, decay, beta, out}, view, num_rows, device),
+        sequences);
   });
 }

@@ -5,9 +5,8 @@
 #include <vector>
 
 #include "src/base/dtype.h"
+#include "src/capi/call.h"
 #include "src/capi/guard.h"
-#include "src/capi/handles.h"
-#include "src/capi/sized_struct.h"
 
 namespace {
 

@@ -2,11 +2,11 @@
 #include <memory>
 #include <string>
 
-#include "src/cache/state_file_report.h"
+#include "src/cache/state_file.h"
 #include "src/capi/call.h"
-#include "src/capi/sized_struct.h"
-#include "src/files/read_ahead.h"
-#include "src/plan/layout_text.h"
+#include "src/capi/guard.h"
+#include "src/files/byte_source.h"
+#include "src/plan/layout.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include "kernels/params.h"
 #include "src/base/tensor.h"
 #include "src/device/device.h"
-#include "src/exec/options.h"
+#include "src/exec/attn_options.h"
 #include "src/exec/sequence_set.h"
 #include "src/plan/plan.h"
 #include "src/step/forward.h"

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/params.h"
+#include "src/exec/attn_options.h"
 #include "src/exec/engine.h"
-#include "src/exec/options.h"
 #include "src/exec/sequence_set.h"
 #include "src/plan/spec.h"
 

@@ -8,8 +8,7 @@
 #include "src/base/math.h"
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
-#include "src/base/tensor_shape.h"
-#include "src/exec/cpu/runner.h"
+#include "src/exec/cpu/work_list.h"
 
 namespace kvc {
 namespace {

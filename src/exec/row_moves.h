@@ -12,7 +12,8 @@
 
 namespace kvc {
 
-// Copy rate of one thread. With kWorthThreads (runner.h) it tells small calls from large ones.
+// Copy rate of one thread. With kWorthThreads of cpu/work_list.h it tells small calls from large
+// ones.
 constexpr double kCopyBytesPerSecond = 10e9;
 
 // Messages name the field `name`. Throws UNSUPPORTED when machine or build lack the instruction

@@ -7,10 +7,95 @@
 #include <utility>
 #include <vector>
 
+#include "kvcache.h"
 #include "src/model_config/fields.h"
-#include "src/model_config/model.h"
 
 namespace kvc::hf {
+
+// The layers of a configuration, before they are laid out in the caller's array.
+struct State {
+  DLDataType dtype{};
+  std::vector<int64_t> shape;
+
+  bool operator==(const State& other) const {
+    return dtype.code == other.dtype.code && dtype.bits == other.dtype.bits && shape == other.shape;
+  }
+};
+
+// The pointers of `rope` are NULL; the factors are in the vectors.
+struct Rope {
+  kvc_rope rope{};
+  std::vector<float> factors, long_factors;
+};
+
+// The pointers of `layer` are NULL; `rope` and `states` index Model::ropes and Model::states (-1:
+// none).
+struct Layer {
+  kvc_layer layer{};
+  int32_t rope = -1;
+  int32_t states = -1;
+};
+
+// One entry per cache of a layer. A layer of the model with two caches has two entries in a row: K
+// and V beside a recurrent state, or beside the encoder's K and V. Layer ids of the library count
+// entries.
+struct Model {
+  std::vector<Layer> layers;
+  std::vector<Rope> ropes;
+  std::vector<std::vector<State>> states;  // Sets that layers share.
+  DLDataType dtype{kDLBfloat, 16, 1};      // Type of K, V and convolution states.
+  int64_t max_seq_len = 0;                 // 0: the model has no limit.
+  int64_t max_cross_len = 0;               // 0: unknown.
+
+  void add(const kvc_layer& layer, int32_t rope = -1) { layers.push_back({layer, rope, -1}); }
+  void add_none() {
+    kvc_layer layer{};
+    layer.kind = KVC_LAYER_NONE;
+    layers.push_back({layer, -1, -1});
+  }
+  void add_states(int32_t set) {
+    kvc_layer layer{};
+    layer.kind = KVC_LAYER_STATE;
+    layer.num_states = static_cast<int32_t>(states[set].size());
+    layers.push_back({layer, -1, set});
+  }
+  int32_t state_set(std::vector<State> set) {
+    states.push_back(std::move(set));
+    return static_cast<int32_t>(states.size() - 1);
+  }
+};
+
+// Shapes of recurrent states, as kvc_state_conv and kvc_attn_linear take them.
+
+// A convolution of `kernel` taps keeps its last inputs: [channels, kernel - 1], in the dtype of the
+// model.
+State conv_state(const Model& model, int64_t channels, int64_t kernel);
+// The sum of a recurrence, in the dtype that the configuration names, else float32.
+State recurrent_state(const Fields& config, const Model& model, std::vector<int64_t> shape);
+
+// Mamba (Gu and Dao, arXiv:2312.00752): [channels, state_size]. Returns the index of the set in
+// model.states.
+struct MambaShape {
+  int64_t channels = 0;
+  int64_t state_size = 0;
+  int64_t kernel = 0;
+};
+int32_t add_mamba(const Fields& config, const MambaShape& shape, Model& model);
+
+// Mamba-2 (arXiv:2405.21060): the convolution runs over x, B and C; the state is [heads,
+// state_size, head_dim].
+struct Mamba2Shape {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t state_size = 0;
+  int64_t groups = 0;
+  int64_t kernel = 0;
+};
+int32_t add_mamba2(const Fields& config, const Mamba2Shape& shape, Model& model);
+
+// Bounds that keep the product of any two of them in int64.
+constexpr int64_t kMaxWidth = 1 << 24;
+constexpr int64_t kMaxKernel = 4096;
 
 struct Heads {
   int64_t q = 0;

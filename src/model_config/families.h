@@ -6,7 +6,6 @@
 
 #include "src/model_config/decoder.h"
 #include "src/model_config/fields.h"
-#include "src/model_config/model.h"
 
 namespace kvc::hf {
 
@@ -38,12 +37,10 @@ void read_llama4(const Fields& config, Model& model);
 void read_mimo(const Fields& config, Model& model);
 void read_mllama(const Fields& config, Model& model);
 void read_chatglm(const Fields& config, Model& model);
-// gemma_models.cc
 void read_gemma2(const Fields& config, Model& model);
 void read_gemma3(const Fields& config, Model& model);
 void read_gemma3n(const Fields& config, Model& model);
 void read_gemma4(const Fields& config, Model& model);
-// latent_models.cc
 void read_deepseek(const Fields& config, Model& model);
 void read_kimi_linear(const Fields& config, Model& model);
 // early_models.cc
@@ -53,7 +50,10 @@ void read_mpt(const Fields& config, Model& model);
 void read_gpt2(const Fields& config, Model& model);
 void read_gptj(const Fields& config, Model& model);
 void read_gpt_neox(const Fields& config, Model& model);
-// mamba_models.cc
+void read_t5(const Fields& config, Model& model);
+void read_whisper(const Fields& config, Model& model);
+void read_bart(const Fields& config, Model& model);
+// recurrent_models.cc
 void read_mamba(const Fields& config, Model& model);
 void read_mamba2(const Fields& config, Model& model);
 void read_jamba(const Fields& config, Model& model);
@@ -62,14 +62,9 @@ void read_granite_hybrid(const Fields& config, Model& model);
 void read_falcon_h1(const Fields& config, Model& model);
 void read_zamba2(const Fields& config, Model& model);
 void read_nemotron_h(const Fields& config, Model& model);
-// linear_models.cc
 void read_qwen3_next(const Fields& config, Model& model);
 void read_qwen3_5(const Fields& config, Model& model);
 void read_lfm2(const Fields& config, Model& model);
-// encoder_decoder_models.cc
-void read_t5(const Fields& config, Model& model);
-void read_whisper(const Fields& config, Model& model);
-void read_bart(const Fields& config, Model& model);
 
 // Calls the reader of a model_type. Throws UNSUPPORTED for an unknown type, or for a known one that
 // is not served; the message says why.

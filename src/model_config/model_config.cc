@@ -4,7 +4,7 @@
 
 #include "src/base/error.h"
 #include "src/model_config/families.h"
-#include "src/model_config/json.h"
+#include "src/model_config/fields.h"
 #include "src/plan/spec.h"
 
 namespace kvc {

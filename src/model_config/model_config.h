@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "src/model_config/model.h"
+#include "src/model_config/decoder.h"
 
 namespace kvc {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "src/model_config/decoder.h"
 #include "src/model_config/fields.h"
-#include "src/model_config/model.h"
 
 namespace kvc::hf {
 

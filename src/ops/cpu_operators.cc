@@ -5,7 +5,6 @@
 
 #include "src/base/error.h"
 #include "src/base/math.h"
-#include "src/exec/cpu/runner.h"
 #include "src/exec/cpu/work_list.h"
 #include "src/exec/launch.h"
 #include "src/exec/linear.h"

@@ -7,7 +7,7 @@
 #include "kernels/cpu/table.h"
 #include "src/base/executor.h"
 #include "src/ops/operators.h"
-#include "src/step/token_cos_sin.h"
+#include "src/step/cos_sin.h"
 
 namespace kvc {
 

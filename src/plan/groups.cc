@@ -6,7 +6,7 @@
 
 #include "src/base/math.h"
 #include "src/plan/group_search.h"
-#include "src/plan/rows.h"
+#include "src/plan/layout.h"
 
 namespace kvc {
 namespace {

@@ -2,11 +2,40 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/plan/spec.h"
 
 namespace kvc {
+
+// The bytes of one token of one head in a page: elements, and scales when they are quantised.
+
+// In bytes. Rows of 4-bit elements have an even length, so that each begins at a byte.
+struct RowBytes {
+  int64_t k = 0;
+  int64_t v = 0;  // 0 when V lies inside K.
+  int64_t k_scale = 0;
+  int64_t v_scale = 0;
+  int64_t k_alignment = 1;
+  int64_t v_alignment = 1;
+  int64_t scale_alignment = 1;
+
+  int64_t total() const { return k + v + k_scale + v_scale; }
+};
+
+// Elements that share a scale with BLOCK16.
+constexpr int32_t kScaleBlock = 16;
+
+// For layers that keep pages.
+RowBytes row_bytes(const LayerSpec& layer);
+
+// Storage types that a kind of quantisation allows.
+bool stores_type(kvc_quant quant, DLDataType type);
+// Text for messages: "PER_TENSOR", and the types that it allows.
+const char* quant_name(kvc_quant quant);
+const char* quant_types(kvc_quant quant);
 
 // One layer's part of a page, with P = page_size of its layer group: K [num_kv_heads][P][k_dim],
 // then V [num_kv_heads][P][v_dim]. V is absent (v_bytes 0, v_offset 0) when it is the beginning of
@@ -52,5 +81,21 @@ Layout make_layout(const Spec& spec);
 
 // Fills LayerSpec::region.
 void assign_regions(Spec& spec);
+
+// What the bytes of a plan's pages and states mean, as text: equal exactly where pages can move
+// between two caches without a change.
+
+// One field a line, "layers[3].num_kv_heads = 8". It has what gives a byte its place or its
+// meaning: layers, dims, element types, rotations, windows, layer groups. It has nothing of amounts
+// (pages, limits), of places (device, pool layout) and of query heads.
+std::string layout_text(const Spec& spec);
+
+// "kvcache-layout-1:" and the SHA-256 of layout_text() in hexadecimal.
+std::string layout_fingerprint(std::string_view text);
+
+// Names the first field in which two texts differ and both values, for a message; empty: none.
+// `mine` and `theirs` say whose values they are, as in "the cache" and "the file".
+std::string layout_difference(std::string_view my_text, const char* mine,
+                              std::string_view their_text, const char* theirs);
 
 }  // namespace kvc

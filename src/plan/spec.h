@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/params.h"
 #include "kvcache.h"
+#include "src/base/print.h"
 #include "src/plan/groups.h"
 #include "src/plan/rope.h"
 
@@ -163,5 +165,15 @@ struct LayerInput {
 // field. `config` has been read by the sized-struct rules, and so have `layers`, one per layer of
 // the model.
 Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers);
+
+// Names in a plan, for people and for JSON.
+
+// Element type in the pages, such as "int8".
+std::string k_type_name(const LayerSpec& layer);
+std::string v_type_name(const LayerSpec& layer);
+const char* storage_name(kvc_storage storage);
+const char* pool_layout_name(kvc_pool_layout layout);
+// "full", "window", "chunk", "cross"
+const char* group_kind_name(const GroupSpec& group);
 
 }  // namespace kvc

@@ -1,8 +1,101 @@
 #include "src/prefix/block_tree.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
 
 namespace kvc {
+
+namespace {
+
+int32_t block_tokens_of(const Spec& spec) {
+  int32_t tokens = 1;
+  bool has_pages = false;
+  for (const GroupSpec& group : spec.groups) {
+    if (group.is_cross) continue;
+    tokens = std::lcm(tokens, group.page_size);
+    has_pages = true;
+  }
+  return has_pages ? tokens : spec.base_page_size;
+}
+
+}  // namespace
+
+BlockShape::BlockShape(const Plan& plan)
+    : specs(plan.spec().groups),
+      block_tokens(block_tokens_of(plan.spec())),
+      has_states(plan.spec().has_states()),
+      page_bytes(static_cast<uint64_t>(plan.layout().page_bytes)),
+      state_bytes(static_cast<uint64_t>(plan.layout().state_slot_bytes)) {
+  for (const GroupSpec& spec : specs) {
+    const bool is_windowed = spec.is_windowed() && !spec.is_cross;
+    const int32_t num_pages = spec.is_cross ? 0 : block_tokens / spec.page_size;
+    groups.push_back(
+        {&spec, pages_per_block, num_pages, spec.page_size, is_windowed ? num_windows : -1});
+    pages_per_block += num_pages;
+    if (is_windowed) {
+      ++num_windows;
+    } else {
+      full_pages += num_pages;
+    }
+  }
+}
+
+const BlockGroup& BlockShape::group_of_page(int32_t index) const {
+  size_t group = 0;
+  while (index >= groups[group].end_page()) ++group;
+  return groups[group];
+}
+
+void NodePool::reserve(int64_t count, bool with_tokens) {
+  const size_t wanted = static_cast<size_t>(num_used_ + count);
+  if (wanted > capacity_) {
+    const size_t capacity = std::max({wanted, capacity_ * 2, size_t{64}});
+    nodes_.reserve(capacity);
+    places_.reserve(capacity * pages_per_block_);
+    capacity_ = capacity;
+  }
+  if ((!with_tokens && tokens_ == nullptr) || token_capacity_ >= capacity_) return;
+  auto tokens = std::make_unique_for_overwrite<int32_t[]>(capacity_ * block_tokens_);
+  for (size_t node = 0; node < nodes_.size(); ++node) {
+    if (nodes_[node].has_tokens)
+      std::memcpy(tokens.get() + node * block_tokens_, tokens_.get() + node * block_tokens_,
+                  block_tokens_ * sizeof(int32_t));
+  }
+  tokens_ = std::move(tokens);
+  token_capacity_ = capacity_;
+}
+
+void NodePool::set_tokens(NodeId node, const int32_t* tokens) noexcept {
+  if (static_cast<size_t>(node) >= token_capacity_) return;
+  std::memcpy(tokens_.get() + static_cast<size_t>(node) * block_tokens_, tokens,
+              block_tokens_ * sizeof(int32_t));
+  nodes_[node].has_tokens = true;
+}
+
+NodeId NodePool::take() noexcept {
+  NodeId node = unused_;
+  if (node != kNoNode) {
+    unused_ = nodes_[node].next;
+    static constexpr Node kBlank;
+    nodes_[node] = kBlank;
+  } else {
+    node = static_cast<NodeId>(nodes_.size());
+    nodes_.emplace_back();
+    places_.resize(nodes_.size() * pages_per_block_, -1);
+  }
+  nodes_[node].is_used = true;
+  ++num_used_;
+  return node;
+}
+
+void NodePool::clear() noexcept {
+  nodes_.clear();
+  places_.clear();
+  unused_ = kNoNode;
+  num_used_ = 0;
+}
 
 void BlockTree::reserve(int64_t num_blocks, int64_t pool_blocks, bool with_tokens) {
   spaces.reserve(num_blocks);

@@ -1,15 +1,172 @@
 // The tree of blocks: which keys are known, which block follows which, in which namespace.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
-#include "src/prefix/block_shape.h"
+#include "src/base/memory.h"
+#include "src/pages/allocator.h"
+#include "src/pages/state_pool.h"
+#include "src/plan/plan.h"
+#include "src/prefix/events.h"
 #include "src/prefix/key_table.h"
 #include "src/prefix/keys.h"
 #include "src/prefix/namespaces.h"
-#include "src/prefix/node_pool.h"
 
 namespace kvc {
+
+// The shape of a block of the prefix index: how many tokens it has, and which pages of each layer
+// group and which state belong to it.
+
+// The pages of one layer group in a block.
+struct BlockGroup {
+  const GroupSpec* spec;
+  int32_t first_page;    // Index of its first page among the pages of the block.
+  int32_t num_pages;     // 0 for CROSS layers.
+  int32_t page_size;     // Tokens per page.
+  int32_t window_order;  // Index of its eviction order; -1: full attention, leaves with the node.
+
+  bool is_windowed() const { return window_order >= 0; }
+  int32_t end_page() const { return first_page + num_pages; }
+};
+
+// Pages of a block are numbered by layer group, in the order of groups: block_tokens / page_size
+// pages per group, none for CROSS layers.
+struct BlockShape {
+  explicit BlockShape(const Plan& plan);
+  BlockShape(const BlockShape&) = delete;
+  BlockShape& operator=(const BlockShape&) = delete;
+
+  // Some layer group has several pages in a block, so a sequence may leave whole pages in a block
+  // that it does not fill.
+  bool has_inner_pages() const { return pages_per_block > static_cast<int32_t>(groups.size()); }
+  const BlockGroup& group_of_page(int32_t index) const;
+
+  std::vector<GroupSpec> specs;
+  std::vector<BlockGroup> groups;
+  int32_t block_tokens = 0;
+  int32_t pages_per_block = 0;
+  int32_t full_pages = 0;   // Pages per block of groups with full attention.
+  int32_t num_windows = 0;  // Groups with an eviction order of their own.
+  bool has_states = false;
+  uint64_t page_bytes = 0;
+  uint64_t state_bytes = 0;
+};
+
+// The records of the blocks, of fixed size, and their page places and token ids in flat arrays.
+
+// The place of one page of a block: on the device, on the host, or nowhere.
+struct PagePlace {
+  PageId device = kNoPage;
+  PageId host = kNoPage;
+
+  bool is_present() const { return device != kNoPage || host != kNoPage; }
+};
+
+// A lookup without windows reads only the first cache line.
+struct alignas(64) Node {
+  BlockKey key;
+  NodeId parent = kNoNode;       // kNoNode: a first block of its namespace.
+  NodeId first_child = kNoNode;  // The newest child.
+  NodeId next = kNoNode;         // Older sibling; for an unused node, the next unused one.
+  NodeId previous = kNoNode;     // Newer sibling.
+  int32_t name_space = -1;
+  int32_t depth = 0;        // Blocks from the first to this one.
+  int32_t full_device = 0;  // Device pages of layer groups with full attention.
+  int32_t full_host = 0;    // Host pages of layer groups with full attention.
+
+  uint64_t stamp = 0;      // Last use of the node, or of a child that stopped being live.
+  uint64_t birth = 0;      // Stamp of its insertion; unique.
+  int32_t num_device = 0;  // Device pages.
+  int32_t num_host = 0;    // Host pages.
+  StateSlot state = kInitialState;
+  int32_t live_children = 0;
+  int32_t pins = 0;
+  int32_t locks = 0;
+  int32_t num_plain = kUnknownPlain;  // See NewBlock.
+  uint8_t priority = 0;
+  bool has_tokens = false;
+  bool is_live = false;  // The node or a descendant is on the device.
+  bool is_used = false;
+
+  bool is_on_device() const { return num_device != 0 || state != kInitialState; }
+  // Without contents, it only links its descendants.
+  bool is_hollow() const { return !is_on_device() && num_host == 0; }
+};
+
+class NodePool {
+ public:
+  NodePool(int32_t pages_per_block, int32_t block_tokens)
+      : pages_per_block_(static_cast<size_t>(pages_per_block)),
+        block_tokens_(static_cast<size_t>(block_tokens)) {}
+
+  // Makes the next `count` calls of take() succeed, and set_tokens() on their nodes when
+  // `with_tokens`. Throws std::bad_alloc.
+  void reserve(int64_t count, bool with_tokens);
+  int64_t capacity() const { return static_cast<int64_t>(capacity_); }
+  int64_t num_used() const { return num_used_; }
+  bool has_room() const { return unused_ != kNoNode || nodes_.size() < capacity_; }
+  int64_t num_made() const { return static_cast<int64_t>(nodes_.size()); }  // Bound of all ids.
+
+  Node& operator[](NodeId node) { return nodes_[node]; }
+  const Node& operator[](NodeId node) const { return nodes_[node]; }
+  void prefetch(NodeId node) const { __builtin_prefetch(nodes_.data() + node); }
+
+  // Takes a blank node; has_room() is true.
+  NodeId take() noexcept;
+  // The node has no contents.
+  void release(NodeId node) noexcept {
+    Node& record = (*this)[node];
+    record.is_used = false;
+    record.next = unused_;
+    unused_ = node;
+    --num_used_;
+  }
+  // Links the node as the newest of the children that `first` begins.
+  void link(NodeId node, NodeId* first) noexcept {
+    Node& record = (*this)[node];
+    record.previous = kNoNode;
+    record.next = *first;
+    if (*first != kNoNode) (*this)[*first].previous = node;
+    *first = node;
+  }
+  void unlink(NodeId node, NodeId* first) noexcept {
+    const Node& record = (*this)[node];
+    (record.previous == kNoNode ? *first : (*this)[record.previous].next) = record.next;
+    if (record.next != kNoNode) (*this)[record.next].previous = record.previous;
+  }
+  void clear() noexcept;
+
+  PagePlace place(NodeId node, int32_t index) const {
+    const int32_t code =
+        places_[static_cast<size_t>(node) * pages_per_block_ + static_cast<size_t>(index)];
+    return code >= -1 ? PagePlace{code, kNoPage} : PagePlace{kNoPage, -2 - code};
+  }
+  void set_place(NodeId node, int32_t index, PagePlace place) {
+    places_[static_cast<size_t>(node) * pages_per_block_ + static_cast<size_t>(index)] =
+        place.host != kNoPage ? -2 - place.host : place.device;
+  }
+  // The node has token ids.
+  const int32_t* tokens(NodeId node) const {
+    return tokens_.get() + static_cast<size_t>(node) * block_tokens_;
+  }
+  // Without room for ids the block stays known by its key alone.
+  void set_tokens(NodeId node, const int32_t* tokens) noexcept;
+
+ private:
+  size_t pages_per_block_, block_tokens_;
+  size_t capacity_ = 0;  // Nodes that every array has room for.
+  std::vector<Node, LargeAllocator<Node>> nodes_;
+  // [node][page]: a device page, -1: none, -2 - page: on the host.
+  std::vector<int32_t, LargeAllocator<int32_t>> places_;
+  // Nodes that tokens_ has room for; none while callers give only keys.
+  size_t token_capacity_ = 0;
+  std::unique_ptr<int32_t[]> tokens_;  // [node][token], not initialised.
+  NodeId unused_ = kNoNode;
+  int64_t num_used_ = 0;
+};
 
 // Invariants:
 // 1. A used node is in `keys` under its key, and in the child list of its parent or, without a

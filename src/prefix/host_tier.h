@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "src/device/device.h"
-#include "src/pages/host_pool.h"
+#include "src/pages/pool.h"
 
 namespace kvc {
 

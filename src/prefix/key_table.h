@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "src/base/memory.h"
-#include "src/prefix/key_secret.h"
 #include "src/prefix/keys.h"
 
 namespace kvc {

@@ -5,6 +5,7 @@
 #include "src/base/math.h"
 
 namespace kvc {
+
 namespace {
 
 constexpr int64_t kPrefetchedBlocks =

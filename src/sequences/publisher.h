@@ -6,13 +6,25 @@
 #include <memory>
 #include <vector>
 
+#include "src/device/device.h"
 #include "src/pages/allocator.h"
 #include "src/plan/spec.h"
 #include "src/prefix/index.h"
-#include "src/sequences/block_sink.h"
 #include "src/sequences/sequence.h"
 
 namespace kvc {
+
+// Who else wants the blocks that sequences publish.
+class BlockSink {
+ public:
+  // add() would do something.
+  virtual bool is_open() const noexcept = 0;
+  // A block that is in the index now, with its pages on the device.
+  virtual void add(const NewBlock& block, CallStream stream) noexcept = 0;
+
+ protected:
+  ~BlockSink() = default;
+};
 
 // Borrows all. External exclusion, as the cache's.
 class Publisher {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -10,11 +11,121 @@
 #include "src/base/math.h"
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
+#include "src/prefix/keys.h"
 #include "src/sequences/page_list.h"
-#include "src/sequences/token_history.h"
-#include "src/sequences/token_tree.h"
 
 namespace kvc {
+
+// The uncommitted token tree of a sequence in speculative decoding. Nodes are in the order in which
+// their tokens were appended.
+
+// Node n lies behind the committed tokens, at token length + n of the tables. Its position is
+// Sequence::next_position() plus its depth.
+struct TokenTree {
+  std::vector<int32_t> parents;  // -1: a root; else less than the index of the node.
+  std::vector<int32_t> depths;   // 0 for roots.
+  std::vector<int32_t> ids;      // Token ids, as far as they were given: [size()] or fewer.
+  // [size()]; 1: a partial forward left rows of the node unwritten. Empty: all rows are written.
+  std::vector<uint8_t> unwritten;
+
+  int64_t size() const { return static_cast<int64_t>(parents.size()); }
+  bool empty() const { return parents.empty(); }
+
+  // Call it after reserve().
+  void add(int32_t parent) noexcept {
+    depths.push_back(parent < 0 ? 0 : depths[parent] + 1);
+    parents.push_back(parent);
+    if (!unwritten.empty()) unwritten.push_back(0);
+  }
+  // Marks the nodes from `begin` on as unwritten.
+  void mark_unwritten(int64_t begin) noexcept {
+    unwritten.resize(parents.size(), 0);
+    std::fill(unwritten.begin() + begin, unwritten.end(), uint8_t{1});
+  }
+  bool is_unwritten(int64_t node) const { return !unwritten.empty() && unwritten[node] != 0; }
+  void truncate(int64_t nodes) noexcept {
+    parents.resize(nodes);
+    depths.resize(nodes);
+    if (ids.size() > static_cast<size_t>(nodes)) ids.resize(nodes);
+    if (unwritten.size() > static_cast<size_t>(nodes)) unwritten.resize(nodes);
+  }
+  void reserve(int64_t nodes) {
+    parents.reserve(nodes);
+    depths.reserve(nodes);
+    ids.reserve(nodes);
+    unwritten.reserve(nodes);
+  }
+};
+
+// The known tokens of a sequence: their ids and the keys of their blocks, so that full blocks can
+// be published to the prefix index.
+inline const std::vector<ExtraKey> no_extra_keys;
+
+// The leading `num_known` tokens are known by the keys of their full blocks, and from `ids_begin`
+// (a multiple of the block) on by their ids too. Without a prefix index no token is known.
+struct TokenHistory {
+  BlockKey root;
+  std::shared_ptr<const std::vector<ExtraKey>> extra;  // Null: none.
+  std::vector<BlockKey> keys;                          // [num_known / block_tokens]
+  std::vector<int32_t> ids;                            // Ids of [ids_begin, num_known).
+  int64_t ids_begin = 0;
+  int64_t num_known = 0;
+  int64_t num_published = 0;  // Leading blocks that publishing can skip.
+  int64_t num_given = 0;      // Leading keys that the caller gave.
+  int32_t priority = 0;
+  bool is_closed = false;  // A quota kept a block out, so later blocks have no parent.
+
+  // The rows are not those that the tokens give: they were moved, overwritten, or come from older
+  // weights. No token is known then, so none is published.
+  bool has_diverged = false;
+
+  void cut(int64_t num_tokens, int32_t block_tokens) noexcept {
+    if (num_tokens >= num_known) return;
+    // Among tokens known by keys alone, only whole blocks stay known.
+    num_known = num_tokens >= ids_begin ? num_tokens : num_tokens / block_tokens * block_tokens;
+    ids_begin = std::min(ids_begin, num_known);
+    ids.resize(num_known - ids_begin);
+    keys.resize(num_known / block_tokens);
+    num_published = std::min(num_published, num_known / block_tokens);
+    num_given = std::min(num_given, num_known / block_tokens);
+  }
+  void diverge() noexcept {
+    cut(0, 1);
+    has_diverged = true;
+  }
+  // Makes room for `count` more tokens. Throws std::bad_alloc.
+  void reserve(int64_t count, int32_t block_tokens) {
+    const auto grow = [](auto& values, size_t more) {
+      if (values.size() + more > values.capacity())
+        values.reserve(std::max(values.size() + more, values.capacity() * 2));
+    };
+    grow(ids, static_cast<size_t>(count));
+    grow(keys, static_cast<size_t>((num_known + count) / block_tokens) - keys.size());
+  }
+  // Call it after reserve(), with all earlier tokens known.
+  void add(const int32_t* tokens, int64_t count, int32_t block_tokens) noexcept {
+    ids.insert(ids.end(), tokens, tokens + count);
+    num_known += count;
+    for (auto block = static_cast<int64_t>(keys.size()); (block + 1) * block_tokens <= num_known;
+         ++block) {
+      const int64_t begin = block * block_tokens;
+      keys.push_back(block_key(block == 0 ? root : keys.back(),
+                               extra == nullptr ? no_extra_keys : *extra, begin,
+                               ids.data() + (begin - ids_begin), block_tokens));
+    }
+  }
+  // See NewBlock::num_plain.
+  int32_t num_plain(int64_t block, int32_t block_tokens) const noexcept {
+    if (block < num_given) return kUnknownPlain;
+    if (extra == nullptr) return block_tokens;
+    return tokens_before_extra_keys(*extra, block * block_tokens, block_tokens);
+  }
+  // Ids of the block; null: known by its key alone.
+  const int32_t* block_ids(int64_t block, int32_t block_tokens) const noexcept {
+    const int64_t begin = block * block_tokens;
+    return begin >= ids_begin ? ids.data() + (begin - ids_begin) : nullptr;
+  }
+};
 
 // The page table of one layer group. Invariants:
 // 1. pages.size() == ceil(stored tokens / page_size of the group). Only the last page can be

@@ -1,19 +1,159 @@
-// All sequences of a cache, and the operations that need neither a batch nor tensor memory: add,
-// remove, fork, pop.
+// All sequences of a cache by their ids, their checkpoints, and the operations that need neither a
+// batch nor tensor memory: add, remove, fork, pop.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "kvcache.h"
 #include "src/pages/allocator.h"
+#include "src/pages/state_pool.h"
 #include "src/plan/spec.h"
-#include "src/sequences/checkpoints.h"
-#include "src/sequences/resumable.h"
-#include "src/sequences/sequence_map.h"
+#include "src/sequences/sequence.h"
 #include "src/sequences/table_trimmer.h"
 
 namespace kvc {
+
+// Sequence id -> Sequence by open addressing. Every begin looks ids up; a warm lookup takes a few
+// nanoseconds.
+
+// Owns nothing. Erasing never allocates; inserting reserves first, so that a failed insert changes
+// nothing.
+class SequenceMap {
+ public:
+  Sequence* find(kvc_seq id) const noexcept {
+    if (cells_.empty()) return nullptr;
+    for (size_t i = home(id);; i = (i + 1) & mask()) {
+      Sequence* sequence = cells_[i];
+      if (sequence == nullptr || sequence->id == id) return sequence;
+    }
+  }
+
+  // Makes room for so many more. Throws std::bad_alloc.
+  void reserve(size_t count) {
+    if ((size_ + count) * 2 <= cells_.size()) return;
+    std::vector<Sequence*> old(std::bit_ceil(std::max<size_t>(16, (size_ + count) * 2)), nullptr);
+    old.swap(cells_);
+    for (Sequence* sequence : old) {
+      if (sequence != nullptr) place(sequence);
+    }
+  }
+
+  // Call it after reserve(). The id must be new.
+  void insert(Sequence* sequence) noexcept {
+    place(sequence);
+    ++size_;
+  }
+
+  void erase(kvc_seq id) noexcept {
+    size_t hole = home(id);
+    while (cells_[hole]->id != id) hole = (hole + 1) & mask();
+    // Backward-shift deletion: no tombstones, lookups stay short.
+    for (size_t i = (hole + 1) & mask(); cells_[i] != nullptr; i = (i + 1) & mask()) {
+      const size_t wanted = home(cells_[i]->id);
+      if (((i - wanted) & mask()) >= ((i - hole) & mask())) {
+        cells_[hole] = cells_[i];
+        hole = i;
+      }
+    }
+    cells_[hole] = nullptr;
+    --size_;
+  }
+
+  void clear() noexcept {
+    for (Sequence*& cell : cells_) cell = nullptr;
+    size_ = 0;
+  }
+
+  size_t size() const { return size_; }
+
+  template <typename Visit>
+  void for_each(Visit&& visit) const {
+    for (Sequence* sequence : cells_) {
+      if (sequence != nullptr) visit(*sequence);
+    }
+  }
+
+ private:
+  size_t mask() const { return cells_.size() - 1; }
+  size_t home(kvc_seq id) const {
+    // Fibonacci hashing: consecutive ids spread, any id pattern mixes.
+    return static_cast<size_t>((static_cast<uint64_t>(id) * 0x9E3779B97F4A7C15ull) >> 20) & mask();
+  }
+  void place(Sequence* sequence) noexcept {
+    size_t i = home(sequence->id);
+    while (cells_[i] != nullptr) i = (i + 1) & mask();
+    cells_[i] = sequence;
+  }
+
+  std::vector<Sequence*> cells_;  // A power of two, at most half full.
+  size_t size_ = 0;
+};
+
+// Lists of sequence ids in which none may come twice.
+
+// Throws INVALID_ARGUMENT naming the id.
+[[noreturn]] void fail_duplicate(kvc_seq id);
+void require_distinct(std::vector<kvc_seq> ids);
+
+// Checkpoints: recurrent states that sequences keep at positions.
+
+// An automatic checkpoint of a sequence.
+struct OldState {
+  Sequence* sequence;
+  int64_t position;
+};
+
+// Borrows all. Each checkpoint is one reference to its state slot.
+class Checkpoints {
+ public:
+  Checkpoints(const SequenceMap* sequences, StatePool* states)
+      : sequences_(sequences), states_(states) {}
+
+  // Keeps the present state of the sequence, which is on the device. A kept one is no longer
+  // automatic. Throws UNSUPPORTED without STATE layers, or std::bad_alloc.
+  void take(Sequence& sequence);
+  // Forgets the states beyond `position`. The one at `position` becomes the present state.
+  void cut(Sequence& sequence, int64_t position) noexcept;
+
+  // States that only automatic checkpoints refer to. O(checkpoints). Throws std::bad_alloc.
+  int64_t num_reclaimable() const;
+  // Automatic checkpoints of all sequences, the oldest positions first. Throws std::bad_alloc.
+  std::vector<OldState> reclaimable() const;
+  // Gives these up, in order, until so many states have become free or none is left.
+  void reclaim(int64_t count, const std::vector<OldState>& oldest) noexcept;
+
+ private:
+  const SequenceMap* sequences_;
+  StatePool* states_;
+};
+
+// The positions that a sequence can be cut at: the next query must find its visible range.
+class ResumePoints {
+ public:
+  // Borrows `spec`. `has_states`: some layer is of kind STATE.
+  ResumePoints(const Spec& spec, bool has_states) : spec_(&spec), has_states_(has_states) {}
+
+  // The sequence can go on from its first `position` tokens.
+  bool allows(const Sequence& sequence, int64_t position) const;
+  // The allowed position next to `position` (at most the length); of two the lower one. The end of
+  // the sequence is always allowed. `looks`, for tests: counts the positions and checkpoints that
+  // were looked at.
+  int64_t nearest(const Sequence& sequence, int64_t position, int64_t* looks = nullptr) const;
+  // Throws OUT_OF_RANGE, with the nearest position as detail, when `position` is not allowed.
+  // `argument` = `value` is what the caller was given.
+  void check(const Sequence& sequence, int64_t position, const char* argument, int64_t value) const;
+
+ private:
+  int64_t lower(const Sequence& sequence, int64_t position, int64_t* looks) const;
+  int64_t higher(const Sequence& sequence, int64_t position, int64_t* looks) const;
+
+  const Spec* spec_;
+  bool has_states_;
+};
 
 // Invariants:
 // 1. `map_` finds exactly the sequences of `slots_`; a free slot is in free_slots_.

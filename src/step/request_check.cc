@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "src/base/error.h"
-#include "src/sequences/distinct_ids.h"
+#include "src/sequences/sequences.h"
 
 namespace kvc {
 namespace {

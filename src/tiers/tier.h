@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <span>
+#include <string>
 
 #include "kvcache.h"
 #include "src/base/modules.h"
@@ -86,5 +87,12 @@ struct TierModule {
   // Null with a failure: the reason that kvc_tier_attach reports.
   Tier* (*open)(const TierConfig& config, TierFailure* failure);
 };
+
+// The modules of tiers, found at run time.
+
+// Null: there is no module of this tier, and `why` (nullable) names the file looked for.
+const TierModule* find_tier_module(kvc_tier tier, std::string* why);
+// Throws UNSUPPORTED with the reason.
+const TierModule& require_tier_module(kvc_tier tier);
 
 }  // namespace kvc

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "src/cache/cache_core.h"
-#include "src/capi/handles.h"
+#include "src/capi/call.h"
 #include "tests/model/allocation_failures.h"
 #include "tests/model/snapshot.h"
 

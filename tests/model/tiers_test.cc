@@ -2,7 +2,7 @@
 // failure is counted.
 #include "tests/capi/tiers.h"
 
-#include "src/capi/handles.h"
+#include "src/capi/call.h"
 #include "tests/model/allocation_failures.h"
 #include "tests/model/fake_tier.h"
 #include "tests/support/waiting.h"

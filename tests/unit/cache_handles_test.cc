@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <set>
 
-#include "src/cache/forward_handles.h"
+#include "src/cache/cache_forward.h"
 
 namespace kvc {
 namespace {

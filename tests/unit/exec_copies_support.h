@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "src/base/executor.h"
-#include "src/exec/cpu/page_copies.h"
-#include "src/pages/host_pool.h"
+#include "src/exec/cpu/device.h"
+#include "src/pages/pool.h"
 #include "tests/unit/spec_support.h"
 
 namespace kvc::test {

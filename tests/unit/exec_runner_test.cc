@@ -2,7 +2,7 @@
 // plain loop.
 #include "kernels_visibility.h"
 #include "src/exec/cascade.h"
-#include "src/exec/cpu/runner.h"
+#include "src/exec/cpu/work_list.h"
 
 namespace kvc::kernels::test {
 namespace {

@@ -8,8 +8,8 @@
 #include "src/base/error.h"
 #include "src/base/wire.h"
 #include "src/files/byte_sink.h"
+#include "src/files/byte_source.h"
 #include "src/files/chunks.h"
-#include "src/files/read_ahead.h"
 #include "tests/support/folder.h"
 
 namespace kvc {

@@ -7,8 +7,8 @@
 
 #include "src/base/error.h"
 #include "src/pages/pool.h"
+#include "src/plan/layout.h"
 #include "src/plan/plan.h"
-#include "src/plan/rows.h"
 #include "tests/unit/spec_support.h"
 
 namespace kvc {

@@ -5,10 +5,10 @@
 #include <map>
 #include <set>
 
+#include "src/prefix/block_tree.h"
 #include "src/prefix/eviction_heap.h"
 #include "src/prefix/metrics.h"
 #include "src/prefix/namespaces.h"
-#include "src/prefix/node_pool.h"
 #include "tests/model/random.h"
 
 namespace kvc {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <random>
 
-#include "src/sequences/sequence_map.h"
+#include "src/sequences/sequences.h"
 
 namespace kvc {
 namespace {

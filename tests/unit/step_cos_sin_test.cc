@@ -9,9 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/step/key_cos_sin.h"
-#include "src/step/position_cos_sin.h"
-#include "src/step/token_cos_sin.h"
+#include "src/step/cos_sin.h"
 
 namespace kvc {
 namespace {

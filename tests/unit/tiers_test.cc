@@ -5,8 +5,8 @@
 #include <random>
 
 #include "src/base/error.h"
-#include "src/tiers/breaker.h"
-#include "src/tiers/modules.h"
+#include "src/tiers/tier.h"
+#include "src/tiers/tier_store.h"
 #include "src/tiers/value.h"
 
 namespace kvc {

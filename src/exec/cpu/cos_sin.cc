@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/step/cos_sin_rows.h"
+#include "src/step/cos_sin.h"
 
 namespace kvc {
 namespace {

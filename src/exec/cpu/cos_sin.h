@@ -9,10 +9,8 @@
 
 #include "kernels/params.h"
 #include "src/base/executor.h"
+#include "src/step/cos_sin.h"
 #include "src/step/forward.h"
-#include "src/step/key_cos_sin.h"
-#include "src/step/position_cos_sin.h"
-#include "src/step/token_cos_sin.h"
 
 namespace kvc {
 

@@ -9,14 +9,13 @@
 #include "kernels/cpu/table.h"
 #include "src/base/executor.h"
 #include "src/base/memory.h"
+#include "src/exec/attn_options.h"
 #include "src/exec/cascade.h"
 #include "src/exec/cpu/cos_sin.h"
 #include "src/exec/cpu/device.h"
-#include "src/exec/cpu/runner.h"
-#include "src/exec/cpu/states.h"
 #include "src/exec/cpu/work_list.h"
 #include "src/exec/engine.h"
-#include "src/exec/options.h"
+#include "src/exec/linear.h"
 #include "src/exec/sequence_set.h"
 #include "src/pages/pool.h"
 #include "src/pages/state_pool.h"
@@ -24,6 +23,43 @@
 #include "src/step/forward.h"
 
 namespace kvc {
+
+// Recurrent states on the CPU: read, written and computed with, in the memory of the state pool.
+
+// Of the open forward; functions as Engine says.
+class CpuStates {
+ public:
+  // Borrows all.
+  CpuStates(const Spec* spec, const StatePool* states, CpuDevice* device)
+      : spec_(spec), states_(states), device_(device) {}
+
+  // Zeros in the slots that a forward has taken (KVC_CONFIG_CLEAR_PAGES).
+  void clear_taken(const Batch& batch) const;
+  void get(const Forward& forward, const StateRef& ref, const StateRows& out) const;
+  void set(const Forward& forward, const StateRef& ref, const StateRows& value) const;
+  void carry_on(const Forward& forward) const noexcept;
+  void linear(const Forward& forward, const StateRef& ref, kernels::LinearParams params);
+  void conv(const Forward& forward, const StateRef& ref, kernels::ConvParams params);
+
+ private:
+  const StateSpec& spec_of(const StateRef& ref) const {
+    return spec_->layers[ref.local_layer].states[ref.state];
+  }
+  // Of an entry, before and after the forward.
+  std::byte* before(const BatchEntry& entry, const StateRef& ref) const {
+    return states_->memory().state(entry.sequence->state, ref.local_layer, ref.state);
+  }
+  std::byte* after(const BatchEntry& entry, const StateRef& ref) const {
+    return states_->memory().state(entry.new_state, ref.local_layer, ref.state);
+  }
+  template <typename T>
+  std::vector<T> sequences_of(const Batch& batch, const StateRef& ref) const;
+
+  const Spec* spec_;
+  const StatePool* states_;
+  CpuDevice* device_;
+  LinearWorkspace workspace_;
+};
 
 // One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing; it is
 // secured before anything is written, so that std::bad_alloc leaves pool and outputs untouched.

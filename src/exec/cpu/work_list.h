@@ -1,14 +1,19 @@
-// The schedule of one attention call on the CPU: its work items. Keys are cut into KV chunks by a
-// pure function of the sequence and the layer's shape. Results therefore do not depend on the
-// number of threads, nor on the rest of the batch unless sequences may share a prefix. Cuts along
-// heads and rows change no result and follow the number of threads.
+// The schedule of one attention call on the CPU: its work items, and how threads run them. Keys are
+// cut into KV chunks by a pure function of the sequence and the layer's shape. Results therefore do
+// not depend on the number of threads, nor on the rest of the batch unless sequences may share a
+// prefix. Cuts along heads and rows change no result and follow the number of threads.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "kernels/cpu/table.h"
 #include "kernels/params.h"
+#include "src/base/executor.h"
+#include "src/base/memory.h"
 #include "src/exec/kv_chunks.h"
 
 namespace kvc {
@@ -67,5 +72,38 @@ bool runs_on_decode(const WorkShape& shape, int64_t num_rows);
 // other in the outer one, in the same order. Throws std::bad_alloc.
 void schedule_work(const kernels::AttnSequence* sequences, int64_t num_sequences,
                    const WorkShape& shape, std::span<const SharedPrefix> prefixes, WorkList* list);
+
+// Runs a work list: scratch memory per worker, partial results and their reduction.
+
+// Waking a sleeping thread costs 4 to 25 us; smaller calls stay on the caller's thread.
+constexpr double kWorthThreads = 30e-6;
+
+// The shape of a call. `params` has its heads, dims, rows and options.
+WorkShape work_shape(const kernels::cpu::KernelTable& kernels, const kernels::AttnParams& params,
+                     bool tiles_only, int32_t concurrency);
+
+// One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing.
+class ItemRunner {
+ public:
+  // Borrows both.
+  ItemRunner(const kernels::cpu::KernelTable* kernels, Executor* executor);
+
+  // Everything that run() with the same arguments needs. Throws std::bad_alloc; call it before
+  // anything is written.
+  void secure(const WorkList& list, const kernels::AttnParams& params);
+  // Workspace (partials, split_offsets) is this object's, whatever `params` says.
+  void run(const WorkList& list, const kernels::AttnParams& params) noexcept;
+
+ private:
+  void run_item(const WorkList& list, const kernels::AttnParams& params, int64_t index,
+                int32_t worker);
+
+  const kernels::cpu::KernelTable* kernels_;
+  Executor* executor_;
+  std::vector<AlignedBuffer> scratch_;  // Per worker.
+  AlignedBuffer partials_;
+  std::unique_ptr<std::atomic<int32_t>[]> finished_;  // Chunks done, per reduction.
+  size_t finished_capacity_ = 0;
+};
 
 }  // namespace kvc

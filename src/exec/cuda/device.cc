@@ -3,8 +3,7 @@
 #include <algorithm>
 
 #include "src/base/math.h"
-#include "src/exec/cuda/copy_batch.h"
-#include "src/exec/cuda/storage.h"
+#include "src/exec/cuda/page_copies.h"
 
 namespace kvc {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "src/device/device.h"
-#include "src/exec/cuda/device_pages.h"
+#include "src/exec/cuda/device_step.h"
 #include "src/exec/cuda/page_copies.h"
 #include "src/exec/cuda/stream_order.h"
 #include "src/pages/pool.h"

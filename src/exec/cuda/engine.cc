@@ -4,9 +4,9 @@
 #include <climits>
 
 #include "src/base/error.h"
-#include "src/exec/cuda/storage.h"
+#include "src/exec/cuda/page_copies.h"
 #include "src/exec/launch.h"
-#include "src/plan/rows.h"
+#include "src/plan/layout.h"
 
 namespace kvc {
 namespace {

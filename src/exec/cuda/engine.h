@@ -11,10 +11,9 @@
 #include "src/exec/cuda/batch_metadata.h"
 #include "src/exec/cuda/device.h"
 #include "src/exec/cuda/forward.h"
-#include "src/exec/cuda/new_keys.h"
+#include "src/exec/cuda/page_copies.h"
 #include "src/exec/cuda/states.h"
 #include "src/exec/cuda/stream_order.h"
-#include "src/exec/cuda/taken_clearer.h"
 #include "src/exec/engine.h"
 
 namespace kvc {

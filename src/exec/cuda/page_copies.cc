@@ -2,10 +2,103 @@
 
 #include <algorithm>
 
-#include "src/exec/cuda/copy_batch.h"
 #include "src/exec/page_pairs.h"
+#include "src/plan/layout.h"
 
 namespace kvc {
+
+namespace {
+
+cuda::Stored stored_type(DLDataType type) {
+  if (type.code == kDLFloat8_e5m2) return cuda::Stored::kE5M2;
+  if (type.code == kDLFloat4_e2m1fn) return cuda::Stored::kE2M1;
+  if (type.code == kDLInt) return type.bits == 4 ? cuda::Stored::kInt4 : cuda::Stored::kInt8;
+  return cuda::Stored::kE4M3;
+}
+
+// `scale_offset`: of the scales of this half inside the layer's part of a page.
+cuda::RowStorage storage_of(const Plan& plan, const PagePool& pool, int32_t local_layer,
+                            DLDataType type, float scale, int64_t scale_bytes,
+                            int64_t scale_offset) {
+  const LayerSpec& layer = plan.spec().layers[local_layer];
+  cuda::RowStorage storage{};
+  if (!layer.is_quantised()) return storage;
+  const LayerPages pages = pool.layer(local_layer);
+  storage.quant = static_cast<cuda::Quant>(layer.quant);
+  storage.type = stored_type(type);
+  storage.scale = scale;
+  storage.scales = scale_bytes == 0 ? nullptr : pages.base + scale_offset;
+  storage.scale_page_stride = pages.page_stride;
+  storage.scale_token_stride = scale_bytes;
+  storage.scale_head_stride = plan.spec().layer_page_size(local_layer) * scale_bytes;
+  return storage;
+}
+
+}  // namespace
+
+cuda::RowStorage k_storage(const Plan& plan, const PagePool& pool, int32_t local_layer) {
+  const LayerSpec& layer = plan.spec().layers[local_layer];
+  const LayerLayout& layout = plan.layout().layers[local_layer];
+  return storage_of(plan, pool, local_layer, layer.k_type, layer.k_scale, row_bytes(layer).k_scale,
+                    layout.k_scale_offset);
+}
+
+cuda::RowStorage v_storage(const Plan& plan, const PagePool& pool, int32_t local_layer) {
+  const LayerSpec& layer = plan.spec().layers[local_layer];
+  const LayerLayout& layout = plan.layout().layers[local_layer];
+  if (layer.v_in_k) return k_storage(plan, pool, local_layer);
+  return storage_of(plan, pool, local_layer, layer.v_type, layer.v_scale, row_bytes(layer).v_scale,
+                    layout.k_scale_offset + layout.k_scale_bytes);
+}
+
+TakenClearer::TakenClearer(const Spec* spec, const PagePool* pool, const StatePool* states,
+                           const Gpu* gpu, DevicePages* pages)
+    : spec_(spec), pool_(pool), states_(states), gpu_(gpu), pages_(pages) {
+  if (spec_->clears_pages) make_zeros();
+}
+
+void TakenClearer::make_zeros() {
+  std::vector<cuda::PageRegion> parts;
+  int64_t largest = 1;
+  for (const GroupSpec& group : spec_->groups) {
+    for (const int32_t layer : group.layers) {
+      const auto bytes = static_cast<int64_t>(pool_->layer_page_bytes(layer));
+      parts.push_back(
+          {.base = nullptr, .page_stride = 0, .bytes = bytes, .group = -1, .reserved = 0});
+      largest = std::max(largest, bytes);
+    }
+  }
+  if (parts.empty()) return;
+  zeros_ = DeviceMemory(*gpu_, largest);
+  for (cuda::PageRegion& part : parts) part.base = zeros_.data();
+  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::PageRegion));
+  zero_slots_ = DeviceMemory(*gpu_, bytes);
+  const DeviceStream stream(*gpu_);
+  gpu_->fill(zeros_.data(), 0, largest, stream.get());
+  gpu_->copy(zero_slots_.data(), parts.data(), bytes, stream.get());
+  stream.synchronize();
+}
+
+void TakenClearer::clear(const Batch& batch, cuda::Stream stream, DeviceUploads& uploads) {
+  if (!spec_->clears_pages) return;
+  const std::vector<PageId>& pages = batch.taken_pages();
+  if (!pages.empty() && zero_slots_.data() != nullptr) {
+    zero_pages_.assign(pages.size(), 0);
+    cuda::PageCopyParams params{};
+    params.from_layers = reinterpret_cast<const cuda::PageRegion*>(zero_slots_.data());
+    params.to_layers = pages_->get().layers;
+    params.num_layers = pages_->get().num_layers;
+    params.from = uploads.put(zero_pages_, stream);
+    params.to = uploads.put(pages, stream);
+    params.num_pairs = static_cast<int64_t>(pages.size());
+    params.group = -1;
+    gpu_->call("copy_pages", gpu_->table->copy_pages, params, stream);
+    uploads.finish(stream);
+  }
+  if (!states_->is_used()) return;
+  for (const BatchEntry& entry : batch.entries()) states_->memory().clear(entry.new_state, stream);
+}
+
 namespace {
 
 // Page ids and pieces go to the device in parts of so many.

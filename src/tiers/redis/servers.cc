@@ -8,6 +8,7 @@
 #include <utility>
 
 namespace kvc {
+
 namespace {
 
 constexpr size_t kMostKept = 8;  // Connections to one server.

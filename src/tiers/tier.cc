@@ -1,8 +1,9 @@
-#include "src/tiers/modules.h"
+#include "src/tiers/tier.h"
 
 #include "src/base/error.h"
 
 namespace kvc {
+
 namespace {
 
 constexpr Module kFile{"libkvcache_tier_rocksdb.so", "kvc_tier_module", sizeof(TierModule)};

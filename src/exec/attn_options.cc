@@ -1,4 +1,4 @@
-#include "src/exec/options.h"
+#include "src/exec/attn_options.h"
 
 #include <cmath>
 #include <numbers>
@@ -9,6 +9,7 @@
 #include "src/base/tensor.h"
 
 namespace kvc {
+
 namespace {
 
 // Multiplies by log2(e): kernels work in powers of two.
