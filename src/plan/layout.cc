@@ -75,12 +75,12 @@ namespace {
 constexpr int64_t kStateAlignment = 64;
 
 // Begin and end of each layer of a layer group in a page.
-struct Extent {
+struct LayerRange {
   int32_t layer;
   int64_t begin;
   int64_t end;
 };
-using Extents = std::vector<Extent>;
+using LayerRanges = std::vector<LayerRange>;
 
 // The field limits bound it: 2^16 heads * 2^22 tokens * 2^10 dims * 2^2 bytes * 2 fits int64. Sums
 // over layers are checked.
@@ -126,9 +126,9 @@ int64_t widest_alignment(const Layout& layout) {
 
 // Places layers one behind the other. When several layer groups share a page, all parts have the
 // same alignment, so that any boundary can begin a region.
-Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_alignment,
-                   int32_t layer_begin) {
-  Extents extents;
+LayerRanges pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_alignment,
+                       int32_t layer_begin) {
+  LayerRanges extents;
   int64_t end = 0;
   for (const int32_t layer : group.layers) {
     const LayerLayout& part = layout.layers[layer];
@@ -141,21 +141,22 @@ Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_
 }
 
 // No layer of the group crosses the boundary.
-bool is_boundary(const Extents& extents, int64_t offset) {
-  const auto next = std::partition_point(
-      extents.begin(), extents.end(), [&](const Extent& extent) { return extent.end <= offset; });
+bool is_boundary(const LayerRanges& extents, int64_t offset) {
+  const auto next =
+      std::partition_point(extents.begin(), extents.end(),
+                           [&](const LayerRange& extent) { return extent.end <= offset; });
   return next == extents.end() || next->begin >= offset;
 }
 
 // The boundaries of regions, ascending from 0. Each begins a layer of the longest layer group.
-std::vector<int64_t> cuts_of(const std::vector<Extents>& groups) {
-  const auto longest =
-      std::max_element(groups.begin(), groups.end(), [](const Extents& a, const Extents& b) {
+std::vector<int64_t> cuts_of(const std::vector<LayerRanges>& groups) {
+  const auto longest = std::max_element(
+      groups.begin(), groups.end(), [](const LayerRanges& a, const LayerRanges& b) {
         return (a.empty() ? 0 : a.back().end) < (b.empty() ? 0 : b.back().end);
       });
   std::vector<int64_t> cuts;
-  for (const Extent& extent : *longest) {
-    const bool cuts_all = std::all_of(groups.begin(), groups.end(), [&](const Extents& group) {
+  for (const LayerRange& extent : *longest) {
+    const bool cuts_all = std::all_of(groups.begin(), groups.end(), [&](const LayerRanges& group) {
       return is_boundary(group, extent.begin);
     });
     if (cuts_all) cuts.push_back(extent.begin);
@@ -163,8 +164,9 @@ std::vector<int64_t> cuts_of(const std::vector<Extents>& groups) {
   return cuts;
 }
 
-void place_in_regions(const Extents& extents, const std::vector<int64_t>& cuts, Layout* layout) {
-  for (const Extent& extent : extents) {
+void place_in_regions(const LayerRanges& extents, const std::vector<int64_t>& cuts,
+                      Layout* layout) {
+  for (const LayerRange& extent : extents) {
     LayerLayout& part = layout->layers[extent.layer];
     const auto region =
         static_cast<size_t>(std::upper_bound(cuts.begin(), cuts.end(), extent.begin) -
@@ -181,7 +183,7 @@ void place_in_regions(const Extents& extents, const std::vector<int64_t>& cuts, 
 void place_groups(const Spec& spec, Layout* layout) {
   const int64_t alignment = widest_alignment(*layout);
   const int64_t shared_alignment = spec.groups.size() > 1 ? alignment : 1;
-  std::vector<Extents> groups;
+  std::vector<LayerRanges> groups;
   for (const GroupSpec& group : spec.groups) {
     groups.push_back(pack_group(group, *layout, shared_alignment, spec.layer_begin));
     layout->group_bytes.push_back(groups.back().empty() ? 0 : groups.back().back().end);
@@ -190,7 +192,7 @@ void place_groups(const Spec& spec, Layout* layout) {
   const std::vector<int64_t> cuts = cuts_of(groups);
   for (const int64_t cut : cuts)
     layout->regions.push_back({.bytes = 0, .offset = cut, .alignment = 1});
-  for (const Extents& extents : groups) place_in_regions(extents, cuts, layout);
+  for (const LayerRanges& extents : groups) place_in_regions(extents, cuts, layout);
   for (RegionLayout& region : layout->regions)
     region.bytes = align_up(region.bytes, region.alignment);
   // Pages follow each other in the pool, so the first layer of the next page must be aligned too.
