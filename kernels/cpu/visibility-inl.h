@@ -54,20 +54,21 @@ struct VisibleKeys {
   int64_t row_begin, row_end;
   SequenceMask<int64_t> mask;
   TileRange<int64_t> rows;  // The ends are clipped to the item.
+  int64_t begin, all_end;   // Outside, some key is hidden from some row.
   bool ends_only;           // Rows differ in their ends only.
 
   // No key from here on is visible.
   int64_t end() const { return rows.last_end; }
   // Whether all of [key, key + count) is visible to every row.
   bool all_visible(int64_t key, int64_t count) const {
-    return key >= item->key_begin && cover(mask, rows, key, key + count) == Cover::kFull;
+    return key >= begin && key + count <= all_end &&
+           (key >= rows.last_begin || key + count <= mask.sink_end);
   }
   // Bit i: key first_key + i is visible to some row; for `count` keys.
   uint64_t bits(int64_t first_key, int64_t count) const {
     const uint64_t all = bits_below(count);
     if (all_visible(first_key, count)) return all;
-    if (ends_only)
-      return all & bits_below(end() - first_key) & ~bits_below(item->key_begin - first_key);
+    if (ends_only) return all & bits_below(end() - first_key) & ~bits_below(begin - first_key);
     uint64_t visible = 0;
     for (int64_t row = row_begin; row < row_end && visible != all; ++row)
       visible |= visible_bits(*params, *item, row, first_key) & all;
@@ -79,9 +80,7 @@ struct VisibleKeys {
                ? rows.first_begin / length * length
                : key;
   }
-  int64_t first_block(int64_t length) const {
-    return skip_gap(item->key_begin / length * length, length);
-  }
+  int64_t first_block(int64_t length) const { return skip_gap(begin / length * length, length); }
   int64_t next_block(int64_t key, int64_t length) const { return skip_gap(key + length, length); }
 };
 
@@ -91,13 +90,16 @@ inline VisibleKeys visible_keys(const AttnParams& params, const AttnItem& item, 
   TileRange<int64_t> rows = tile_range<int64_t>(sequence, params.causal, row_begin, row_end);
   rows.first_end = rows.first_end < item.key_end ? rows.first_end : item.key_end;
   rows.last_end = rows.last_end < item.key_end ? rows.last_end : item.key_end;
-  return {&params,
-          &item,
-          row_begin,
-          row_end,
-          sequence_mask<int64_t>(sequence),
-          rows,
-          sequence.key_begins == nullptr && sequence.tree_mask == nullptr};
+  const SequenceMask<int64_t> mask = sequence_mask<int64_t>(sequence);
+  return {.params = &params,
+          .item = &item,
+          .row_begin = row_begin,
+          .row_end = row_end,
+          .mask = mask,
+          .rows = rows,
+          .begin = item.key_begin,
+          .all_end = rows.first_end < mask.tree_begin ? rows.first_end : mask.tree_begin,
+          .ends_only = sequence.key_begins == nullptr && sequence.tree_mask == nullptr};
 }
 
 }  // namespace
