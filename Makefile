@@ -133,7 +133,7 @@ reliability: build
 FUZZ_SECONDS ?= 60
 FUZZ_ONLY ?=
 fuzz: deps
-	@cmake --preset fuzz $(CMAKE_FLAGS) -DKVCACHE_BUILD_BENCH=OFF --log-level=WARNING
+	@cmake --preset fuzz $(CMAKE_FLAGS) --log-level=WARNING
 	@cmake --build --preset fuzz -j $(JOBS) --target fuzz_programs
 	@python3 tests/fuzz/run.py build/fuzz/tests $(FUZZ_SECONDS) $(if $(FUZZ_ONLY),--only $(FUZZ_ONLY))
 

@@ -11,8 +11,8 @@
 #include "tools/plan/plan.h"
 #include "tools/replay/command.h"
 
-#if __has_include("tools/bench/bench.h")
-#include "tools/bench/bench.h"
+#if __has_include("bench/bench.h")
+#include "bench/bench.h"
 #define KVC_TOOL_HAS_BENCH 1
 #endif
 

@@ -56,7 +56,7 @@ TABLE = [
     ("tests/checks/", ["script tests/checks/test_checks.py", "ctest lint"]),
     ("tests/mutants/", ["script tests/mutants/run.py check"]),
     ("tests/lint/", ["ctest lint"]),
-    ("bench/", ["all"]),
+    ("bench/", ["tools", "target kvcache_tool", "ctest tools"]),
     ("examples/", ["all", "ctest examples"]),
     ("bindings/python/", ["target kvcache", "script bindings/python/test"]),
     ("bindings/rust/", ["target kvcache", "script bindings/rust/test"]),

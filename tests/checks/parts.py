@@ -44,7 +44,7 @@ def all_parts():
         Part("dependencies", tier_1="make deps", tier_2="make deps"),
         Part("release", tier_1=f"KVC_TEST_SCALE={TIER_1_SCALE} make test-release", tier_2="make test-release",
              left="half of the operations of random tests: each seed does the same for longer"),
-        Part("demo", tier_1="make demo", inputs=CORE + ["tools/**"]),
+        Part("demo", tier_1="make demo", inputs=CORE + ["tools/**", "bench/**"]),
         Part("bindings", tier_1="make test-bindings", tier_2="make test-bindings",
              inputs=CODE + ["bindings/**", "tests/conformance/cases/**", "tests/install/**"]),
         Part("asan", tier_1=f"make test-asan SEED={commit_number()}", tier_2="make test-debug", inputs=CODE + TESTS,

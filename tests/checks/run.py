@@ -26,7 +26,7 @@ import parts as listed
 
 ROOT = cache.ROOT
 # What CMake is asked for in all of them.
-CMAKE_FLAGS = "-DKVCACHE_WERROR=ON -DKVCACHE_BUILD_BENCH=ON"
+CMAKE_FLAGS = "-DKVCACHE_WERROR=ON"
 
 
 def matches(path, pattern):

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/bench/gpu_shapes.h"
+#include "bench/gpu_shapes.h"
 
 namespace kvc::bench {
 namespace {

@@ -1,3 +1,3 @@
 // The parts of `kvcache bench` that the tests beside this file look at, built into the test
 // program.
-#include "tools/bench/gpu_shapes.cc"
+#include "bench/gpu_shapes.cc"
