@@ -1,5 +1,5 @@
 // What operators (kvc_op_*) are given: where the caller's tensors lie and how large they are. On a
-// device the host has not seen their numbers and cannot check them without waiting.
+// device the host has not read their numbers and cannot check them without waiting.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct OpSequenceTensors {
   int32_t page_size;
   int64_t num_pages;
   int64_t max_keys;  // Max keys of a sequence: the columns of a bias.
-  int32_t full;      // 1: every row sees all keys.
+  int32_t full;      // 1: all keys are visible to every row.
   int64_t window;    // 0: none.
 };
 

@@ -66,18 +66,6 @@ struct Rotation {
   }
 };
 
-// Token rows and keys, as attention sees them: one sequence of the batch, or a prefix that several
-// of its sequences share. Row i (0 <= i < num_rows) is packed token row_map[i], or row_begin + i
-// without a map.
-//
-// Row i sees key k exactly when all of these hold:
-//   k < end(i)                                       end(i) = key_ends[i], or first_key_end +
-// (causal ? i : 0) without
-//   k >= key_begins[i] or k < sink_end               windows, chunks; without key_begins: always
-//   k < tree_begin or bit (k - tree_begin) of row i  of tree_mask; without tree_mask: always
-// Keys that no row of an item sees may lie on dropped pages: a page table entry < 0, which is never
-// read.
-
 // Places [begin, end) of a page table are dropped pages without an entry; those from `end` on
 // follow at once. CPU only: tables on a device have all entries.
 struct TableGap {
@@ -90,108 +78,117 @@ inline int64_t page_at(const int32_t* pages, const TableGap& gap, int64_t place)
   return pages[place - (gap.end - gap.begin)];
 }
 
+// Token rows and keys of attention: one sequence of the batch, or a prefix that several of its
+// sequences share. Row i (0 <= i < num_rows) is packed token row_map[i], or row_begin + i without a
+// map.
+//
+// Key k is visible to row i exactly when all of these hold:
+//   k < end(i)                                 end(i): key_ends[i], or without them first_key_end,
+//                                              plus i where the call is causal
+//   k >= key_begins[i] or k < sink_end         windows, chunks; without key_begins: always
+//   k < tree_begin or bit (k - tree_begin) of row i of tree_mask      without tree_mask: always
+// Keys that are masked in every row of an item may lie on dropped pages: a page table entry < 0,
+// which is never read.
 struct AttnSequence {
-  const int32_t* pages;   // page table; key k is at pages[k / page_size], slot k % page_size
-  int64_t row_begin;      // first packed row in q, out, lse
-  int64_t num_rows;       // token rows
-  int64_t first_key_end;  // keys that row 0 sees
-  int64_t position;       // absolute position of row 0 (ALiBi)
-  int64_t key_position;   // absolute position of key 0 (ALiBi, key rotation), its bias column
+  const int32_t* pages;   // Page table; key k is at pages[k / page_size], slot k % page_size.
+  int64_t row_begin;      // First packed row in q, out, lse.
+  int64_t num_rows;       // Token rows.
+  int64_t first_key_end;  // end(0)
+  int64_t position;       // Absolute position of row 0 (ALiBi).
+  int64_t key_position;   // Absolute position of key 0 (ALiBi, key rotation), its bias column.
   // From here on: all zero for a plain causal sequence.
-  const int32_t* row_map;     // nullable [num_rows]
-  const int32_t* key_begins;  // nullable [num_rows]
-  const int32_t* key_ends;    // nullable [num_rows], never decreasing
+  const int32_t* row_map;     // Nullable [num_rows].
+  const int32_t* key_begins;  // Nullable [num_rows].
+  const int32_t* key_ends;    // Nullable [num_rows], never decreasing.
   int64_t sink_end;
-  int64_t tree_begin;         // key of the tree's node 0
-  const uint64_t* tree_mask;  // nullable [num_rows][tree_words]
-  int64_t tree_words;         // (nodes + 63) / 64; a row's bits beyond its end(i) do not matter
-  // Nullable [num_rows]: absolute positions of the rows; else position + i
+  int64_t tree_begin;         // Key of the tree's node 0.
+  const uint64_t* tree_mask;  // Nullable [num_rows][tree_words].
+  int64_t tree_words;         // (nodes + 63) / 64; a row's bits beyond its end(i) do not matter.
+  // Nullable [num_rows]: absolute positions of the rows; else position + i.
   const int32_t* row_positions;
-  const int32_t* key_positions;  // nullable, per key: absolute positions; else key_position + k
-  int64_t k_rotation_index;      // which of AttnParams::k_rotations turns its keys
+  const int32_t* key_positions;  // Nullable, per key: absolute positions; else key_position + k.
+  int64_t k_rotation_index;      // Which of AttnParams::k_rotations turns its keys.
   // Nullable: turns its keys in place of that, except in items with sink_part, by row
   // key - own_rotation_begin. CPU only.
   const Rotation* own_k_rotation;
   int64_t own_rotation_begin;
-  // Keys before it meet q that is rotated by sink_q_rotation: work lists cut there. CPU only.
-  int64_t turn_end;
+  // Keys before it meet q that is rotated by sink_q_rotation: a chunk of keys ends there. CPU only.
+  int64_t sink_q_end;
   TableGap gap;  // Places of `pages` without an entry.
 
   int64_t page(int64_t place) const { return page_at(pages, gap, place); }
 };
 
 // What one attention call computes for every item. Scores are in log2 units:
-//   s = dot(q * q_scale, k);  soft cap on: s = softcap * tanh(s)   [q_scale = scale/cap, softcap =
-// cap*log2(e)]
-//                             soft cap off: q_scale = scale*log2(e), softcap = 0
-//   s += -alibi[h] * (q_position - k_position)      alibi pre-multiplied by log2(e)
-//   s += bias[...] * log2(e)                        bias as the caller gave it
-//   m = max s, l = sum 2^(s-m), O = sum 2^(s-m) V / (l + 2^(sink-m)),  lse = ln(2) * (m + log2(l))
-// sinks pre-multiplied by log2(e); they enter the denominator of O only, never the LSE.
-// A row that sees nothing (no key, or every score -inf): O = 0, lse = -inf.
-// Masked keys and unused slots may hold NaN or Inf and must not reach an output.
+//   s = dot(q * q_scale, k)                       q_scale = scale * log2(e)
+//   s = softcap * tanh(s)                         with a soft cap: q_scale = scale / cap, softcap =
+//                                                 cap * log2(e); without one softcap = 0
+//   s += -alibi[h] * (q_position - k_position)    alibi pre-multiplied by log2(e)
+//   s += bias[...] * log2(e)                      bias as the caller gave it
+//   m = max s, l = sum 2^(s-m), O = sum 2^(s-m) V / (l + 2^(sink-m)), lse = ln(2) * (m + log2(l))
+// Sink logits are pre-multiplied by log2(e). They enter the denominator of O only, never the LSE.
+// A row without a visible key, or with every score -inf: O = 0, lse = -inf.
+// Masked keys and unused slots may hold NaN or Inf, which must not reach an output.
 struct AttnParams {
-  // [T][num_q_heads][k_dim], as the caller gave it (not rotated, not scaled)
+  // [T][num_q_heads][k_dim], as the caller gave it (not rotated, not scaled).
   TokenRows q;
-  Rotation q_rotation;       // applied to q while it is loaded; row = packed token
-  Rotation sink_q_rotation;  // the same for items with sink_part
-  Rotation k_rotations
-      // Applied to K while it is read (rotary_dim 0: stored as needed); row = absolute key position
-      [2];
-  float q_scale;      // multiplies q after the rotation
-  PagedRows k;        // k_dim elements per row
-  PagedRows v;        // v_dim elements per row; may be the K rows or their beginning (MLA, K = V)
-  int32_t page_size;  // tokens per page, any value >= 1
+  Rotation q_rotation;       // Applied to q while it is loaded; row = packed token.
+  Rotation sink_q_rotation;  // The same for items with sink_part.
+  // Applied to K while it is read; rotary_dim 0: K is stored rotated, or has no RoPE. Row =
+  // absolute key position.
+  Rotation k_rotations[2];
+  float q_scale;      // Multiplies q after the rotation.
+  PagedRows k;        // k_dim elements per row.
+  PagedRows v;        // v_dim elements per row; may be the K rows or their beginning (MLA, K = V).
+  int32_t page_size;  // Tokens per page, any value >= 1.
   int32_t num_q_heads;
-  int32_t num_kv_heads;  // q head h reads kv head h / (num_q_heads / num_kv_heads)
+  int32_t num_kv_heads;  // q head h reads kv head h / (num_q_heads / num_kv_heads).
   int32_t k_dim;
   int32_t v_dim;
-  int32_t causal;      // see AttnSequence
-  float softcap;       // 0: off
-  const float* sinks;  // nullable [num_q_heads]
-  const float* alibi;  // nullable [num_q_heads]
-  // Nullable; element (h, t, j) at bias + h*bias_head_stride + t*bias_token_stride + j
+  int32_t causal;      // See AttnSequence.
+  float softcap;       // 0: off.
+  const float* sinks;  // Nullable [num_q_heads].
+  const float* alibi;  // Nullable [num_q_heads].
+  // Nullable; element (h, t, j) at bias + h*bias_head_stride + t*bias_token_stride + j.
   const float* bias;
-  int64_t bias_head_stride;  // in elements; 0: the same for all heads
-  // In elements; t = packed row, j = key_position + k: the key's place, wherever it stands
+  int64_t bias_head_stride;  // In elements; 0: the same for all heads.
+  // In elements; t = packed row, j = key_position + k: the key's place, wherever it stands.
   int64_t bias_token_stride;
   TokenRows out;             // [T][num_q_heads][v_dim]
-  float* lse;                // nullable; element (t, h) at lse + t*lse_token_stride + h
-  int64_t lse_token_stride;  // in elements
+  float* lse;                // nullable; element (t, h) at lse + t*lse_token_stride + h.
+  int64_t lse_token_stride;  // In elements.
   const AttnSequence* sequences;
-  float* partials;               // workspace for split items, see AttnItem::partial
-  const int64_t* split_offsets;  // see AttnMergeGroup
+  float* partials;               // Workspace for split items, see AttnItem::partial.
+  const int64_t* split_offsets;  // See AttnMergeGroup.
 };
 
-// One piece of work: rows x kv heads x keys of one sequence. Rows are token rows of the sequence,
-// each
-// standing for the num_q_heads/num_kv_heads query heads of every kv head in [head_begin, head_end).
-// `partial` < 0: the item covers every visible key and writes out and lse itself. Otherwise it
-// writes
-// un-normalised partial results at partials + partial (in floats), laid out
+// A work item: rows x KV heads x keys of one sequence. Rows are token rows of the sequence. Each
+// stands for the num_q_heads / num_kv_heads query heads of every KV head in [head_begin, head_end).
+// partial < 0: the item covers every visible key and writes out and lse itself. Otherwise it writes
+// un-normalised partial results at partials + partial, in floats, laid out
 //   [row in item][q head in item][2 + v_dim]:  m (log2), l, then v_dim accumulators;
-// an empty partial is m = -inf, l = 0, accumulators 0.
-// The range of a tile item starts at a multiple of 64, or where sinks end. An item may hold a gap
-// that no row sees (between sinks and window); kernels
-// skip whole blocks of it.
+// an empty one is m = -inf, l = 0, accumulators 0.
+// The keys of a tile item begin at a multiple of 64, or where sink tokens end. Between sink tokens
+// and window an item may have keys that are masked in every row; kernels skip whole blocks of them.
 struct AttnItem {
   int32_t sequence;
-  int32_t head_begin, head_end;  // kv heads
-  int32_t sink_part;             // 1: q turns by sink_q_rotation
-  // First of the plan's merge groups that take this partial; -1 when partial < 0
+  int32_t head_begin, head_end;  // Kv heads.
+  int32_t sink_part;             // 1: q turns by sink_q_rotation.
+  // First of the plan's merge groups that take this partial; -1 when partial < 0.
   int32_t merge_group;
-  int32_t num_merge_groups;    // 1, or one per sequence of a shared prefix
-  int64_t row_begin, row_end;  // token rows inside the sequence
-  int64_t key_begin, key_end;  // absolute range of keys; a kernel clips it to what each row sees
+  int32_t num_merge_groups;    // 1, or one per sequence of a shared prefix.
+  int64_t row_begin, row_end;  // Token rows inside the sequence.
+  int64_t key_begin,
+      key_end;  // Absolute range of keys; a kernel clips it to the visible range of each row.
   int64_t partial;
 };
 
-// The splits of one output, merged in index order by whoever finishes last, so that the result
-// depends on nothing but the split boundaries. Split s of row row_begin lies at partials +
-// split_offsets[first_split + s]; the next rows follow it: all splits of a group have the same
+// The splits of one output. Whoever finishes the last of them merges all in index order, so that
+// the result depends on nothing but where keys are split. Split s of row row_begin lies at partials
+// + split_offsets[first_split + s]; the next rows follow it: all splits of a group have the same
 // heads.
 struct AttnMergeGroup {
-  int32_t sequence;  // sequence that the rows belong to
+  int32_t sequence;  // Sequence that the rows belong to.
   int32_t head_begin, head_end;
   int32_t num_splits;
   int64_t row_begin, row_end;
@@ -201,8 +198,8 @@ struct AttnMergeGroup {
 // Write new rows into the pool: rotate K, convert, store. slot = page*page_size + offset, < 0: skip
 // the row.
 struct AppendParams {
-  TokenRows k, v;       // [T][num_kv_heads][dim]; v.base null: K only (and the other way round)
-  Rotation k_rotation;  // applied to k before it is stored; row = packed token
+  TokenRows k, v;       // [T][num_kv_heads][dim]; v.base null: K only (and the other way round).
+  Rotation k_rotation;  // Applied to k before it is stored; row = packed token.
   PagedRows k_pages, v_pages;
   const int64_t* slots;  // [T]
   int32_t page_size;
@@ -215,7 +212,7 @@ struct AppendParams {
 struct GatherParams {
   PagedRows rows;
   const int32_t* pages;
-  TokenRows out;  // row k - key_begin of out receives key k
+  TokenRows out;  // Row k - key_begin of out receives key k.
   int32_t page_size;
   int32_t num_heads;
   int32_t dim;
@@ -229,9 +226,9 @@ struct GatherParams {
 // place. Either LSE -inf: the other part unchanged; both: O = 0, lse = -inf.
 struct MergeParams {
   TokenRows out, other_out;  // [T][num_heads][dim]
-  float* lse;                // (t, h) at lse + t*lse_token_stride + h
+  float* lse;                // (t, h) at lse + t*lse_token_stride + h.
   const float* other_lse;
-  int64_t lse_token_stride, other_lse_token_stride;  // in elements
+  int64_t lse_token_stride, other_lse_token_stride;  // In elements.
   int32_t num_heads;
   int32_t dim;
 };

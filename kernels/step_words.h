@@ -31,7 +31,7 @@ enum StepColumns : int32_t {
   kColumnLong = 32,    // Bit r: rotation r uses its long factors.
 };
 constexpr int32_t kStepCopiesShift = 16;  // The shift is above the column bits.
-// slot: the sequence's row in the page tables. stored: tokens with K and V before this forward,
+// Slot: the sequence's row in the page tables. stored: tokens with K and V before this forward,
 // tree nodes included. append: new tokens.
 
 enum class ChangeKind : int32_t {
@@ -43,7 +43,7 @@ enum class ChangeKind : int32_t {
   kSegments = 3,
 };
 struct StepChange {
-  int32_t kind_group;  // kind << 16 | layer group.
+  int32_t kind_group;  // Kind << 16 | layer group.
   int32_t sequence;    // Index in the batch.
   int32_t first;
   int32_t count;

@@ -16,7 +16,7 @@ static_assert(kConvChannels % kLanes == 0);
 
 struct ConvScratch {
   float* weights;  // [width][kConvChannels]
-  // [2 * width - 2][kConvChannels]: the kept inputs, then room for the ones that replace them
+  // [2 * width - 2][kConvChannels]: the kept inputs, then room for the ones that replace them.
   float* inputs;
 };
 

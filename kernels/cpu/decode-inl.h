@@ -19,29 +19,29 @@
 #pragma once
 
 #include "kernels/cpu/decode_block-inl.h"
-#include "kernels/cpu/decode_rules-inl.h"
-#include "kernels/cpu/finish-inl.h"
+#include "kernels/cpu/decode_scores-inl.h"
+#include "kernels/cpu/epilogue-inl.h"
 #include "kernels/cpu/rows-inl.h"
 
 namespace kvc::kernels::cpu {
 namespace {
 namespace decode {
 
-// Addresses of head 0's rows for the keys of a chunk; of keys that no row of the item sees, a row
-// of zeros.
+// Addresses of head 0's rows for the keys of a chunk; of keys that are masked in every row of the
+// item, a row of zeros.
 struct ChunkRows {
   const std::byte* k[kChunk];
   const std::byte* v[kChunk];
-  uint32_t present;  // bit per key: not a row of zeros
+  uint32_t present;  // Bit per key: not a row of zeros.
 };
 
 constexpr int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 
 // Where everything of an item lies in its scratch memory.
 struct ScratchLayout {
-  int64_t rows, blocks;  // per kv head: query rows, blocks of rows
+  int64_t rows, blocks;  // Per kv head: query rows, blocks of rows.
   int64_t q_stride, acc_stride;
-  int64_t q, acc, states, keys, zeros, bytes;  // byte offsets, total
+  int64_t q, acc, states, keys, zeros, bytes;  // byte offsets, total.
 };
 
 inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows,
@@ -193,7 +193,7 @@ class DecodeLoop {
     alignas(64) float alpha[kLanes];
     ChunkRows
         // Rows of a chunk that is not whole, with the zero rows in place, which no head offset may
-        // move
+        // move.
         cut;
     BlockArgs v;
     bool hidden;
@@ -232,7 +232,7 @@ class DecodeLoop {
         if (pending_ != nullptr) accumulate(*pending_);
         pending_ = &step;
         if (rules_apply) {
-          step.hidden = apply_rules(
+          step.hidden = modify_scores(
               {params_, sequence_, item_, chunk_key, rows.present, all_visible,
                block * kernels_.rows, layout_.rows, head * group_, group_, kernels_.rows},
               step.scores);
@@ -266,8 +266,8 @@ class DecodeLoop {
         if (params_.v.dtype == DType::kBF16) join_pairs(acc, params_.v_dim);
         // A visible NaN may have lost the maximum: the row is not one that saw nothing.
         const float row_max = l[first_lane] != l[first_lane] ? l[first_lane] : m[first_lane];
-        finish_row(params_, item_, item_.row_begin + row / group_,
-                   (item_.head_begin + head) * group_ + row % group_, row_max, l[first_lane], acc);
+        store_row(params_, item_, item_.row_begin + row / group_,
+                  (item_.head_begin + head) * group_ + row % group_, row_max, l[first_lane], acc);
       }
     }
   }
@@ -280,16 +280,16 @@ class DecodeLoop {
   const bool rotates_;
   const int64_t group_;
   const ScratchLayout layout_;
-  const DType k_type_;  // element type of K in the dot products
+  const DType k_type_;  // Element type of K in the dot products.
   const BlockKernels kernels_;
   float* const q_;
   float* const acc_;
   SoftmaxState* const states_;
-  float* const keys_;  // [kChunk][q_stride]: rotated K of one head and chunk
+  float* const keys_;  // [kChunk][q_stride]: rotated K of one head and chunk.
   std::byte* const zeros_;
-  ChunkRows rotated_;  // K only: rows of keys_, or zeros
+  ChunkRows rotated_;  // K only: rows of keys_, or zeros.
   Step steps_[2];
-  Step* pending_ = nullptr;  // the step that is not accumulated yet
+  Step* pending_ = nullptr;  // The step that is not accumulated yet.
 };
 
 }  // namespace decode

@@ -3,8 +3,8 @@
 //
 // Scores of a block live in vectors of kLanes = kRows * kKeys lanes, lane = row * kKeys + key: what
 // an add tree over kLanes dot products delivers. One maximum, one exp2 and one sum then serve all
-// rows of the block at once. Every row's arithmetic has the same order in every block shape, so its
-// bits do not depend on its company.
+// rows of the block at once. The order of a row's arithmetic is the same in every block shape, so
+// its result has the same bits whatever other rows are in the block.
 #pragma once
 
 namespace kvc::kernels::cpu {
@@ -16,20 +16,21 @@ constexpr int kMaxBlockRows = kVectorRegisters >= 32 ? 8 : 4;
 
 // One block of query rows against one head of one chunk.
 struct BlockArgs {
-  const float* q;  // [kRows][stride], in the order of load_pair_as
-  float* acc;      // [kRows][stride], in the order of load_pair_as
-  // KRows * kChunk: scores out of the dot products, probabilities into the accumulation
+  const float* q;  // [kRows][stride], in the order of load_pair_as.
+  float* acc;      // [kRows][stride], in the order of load_pair_as.
+  // [kRows * kChunk]: dot_block writes scores, the softmax replaces them by probabilities, which
+  // the accumulation reads.
   Vec* scores;
-  const std::byte* const* rows;  // [kChunk], at offset
-  const std::byte* const* next;  // [kChunk] to prefetch, at next_offset
+  const std::byte* const* rows;  // [kChunk], at offset.
+  const std::byte* const* next;  // [kChunk] to prefetch, at next_offset.
   int64_t offset, next_offset;
-  int64_t stride;  // floats per row of q or acc
+  int64_t stride;  // Floats per row of q or acc.
   int dim;
 };
 
-// Q and the accumulators lie in the order load_pair_as delivers, run by run of 2*kLanes; what is
-// left of the dim after the last whole run (of Q: of the last whole step of dot_block) in natural
-// order.
+// Q and the accumulators are stored in the order in which load_pair_as returns elements: runs of
+// 2 * kLanes. The elements behind the last whole run (of Q: the last whole step of dot_block) are
+// in natural order.
 constexpr int kPair = 2 * kLanes;
 constexpr int line_elements(DType dtype) {
   return static_cast<int>(kCacheLine / dtype_bytes(dtype));
@@ -38,7 +39,7 @@ constexpr int dot_step(DType dtype) {
   return line_elements(dtype) > kPair ? line_elements(dtype) : kPair;
 }
 
-// scores[t] lane r*kKeys + j = dot(q row r, key t*kKeys + j)
+// scores[t] lane r*kKeys + j = dot(q row r, key t*kKeys + j).
 template <DType kType, int kRows>
 void dot_block(const BlockArgs& args) {
   constexpr int kKeys = kLanes / kRows;
@@ -208,8 +209,8 @@ void accumulate_block(const BlockArgs& args, const float* alpha) {
   }
 }
 
-// The same where some scores are -inf: a hidden key's V may be NaN, and NaN * 0 must not reach a
-// sum.
+// The same where some scores are -inf: the V of a masked key may be NaN, and NaN * 0 must not reach
+// a sum.
 template <DType kType, int kRows>
 void accumulate_block_visible(const BlockArgs& args, const float* alpha) {
   constexpr int kKeys = kLanes / kRows;
@@ -262,8 +263,8 @@ inline void join_pairs(float* row, int count) {
 
 // Both the same in all kKeys lanes of a row.
 struct SoftmaxState {
-  Vec m;  // running maximum
-  Vec l;  // running sum of 2^(s - m)
+  Vec m;  // The running maximum.
+  Vec l;  // The running sum of 2^(s - m).
 };
 
 // Scores -> probabilities; returns the factors of the old accumulators.

@@ -33,7 +33,7 @@ constexpr bool bit(uint32_t value, int index) { return (value >> index & 1) != 0
 
 Isa detect_x86() {
   const Registers basic = cpuid(1, 0);
-  if (!bit(basic.ecx, 27)) return Isa::kScalar;  // OSXSAVE: without it XGETBV itself is illegal
+  if (!bit(basic.ecx, 27)) return Isa::kScalar;  // OSXSAVE: without it XGETBV itself is illegal.
   const uint64_t saved = saved_states();
   constexpr uint64_t kYmm = 0x6, kZmm = 0xe6;
   const Registers extended = cpuid(7, 0), more = cpuid(7, 1);
@@ -70,7 +70,7 @@ Isa detect() {
 const KernelTable* kernel_table(Isa isa) {
   const Isa best = detect();
   if (isa == Isa::kAuto) isa = best;
-  if (isa > best) return nullptr;  // values are ordered by what they need
+  if (isa > best) return nullptr;  // Values are ordered by what they need.
   switch (isa) {
     case Isa::kReference: return &kReferenceTable;
     case Isa::kScalar: return &kScalarTable;

@@ -15,7 +15,7 @@
 // Included by isa_avx512bf16.cc alone, after decode-inl.h.
 #pragma once
 
-#include "kernels/cpu/finish-inl.h"
+#include "kernels/cpu/epilogue-inl.h"
 #include "kernels/cpu/latent_block_bf16-inl.h"
 #include "kernels/cpu/rows-inl.h"
 #include "kernels/cpu/tile_bf16-inl.h"
@@ -45,9 +45,9 @@ inline bool serves(const AttnParams& params) {
 
 // Where everything of a pass lies in its scratch memory.
 struct ScratchLayout {
-  int64_t groups;                                                       // lane groups
-  int64_t q_words, acc_floats;                                          // per group
-  int64_t q, acc, states, scores, weights, queries, row, zeros, bytes;  // byte offsets, total
+  int64_t groups;                                                       // lane groups.
+  int64_t q_words, acc_floats;                                          // Per group.
+  int64_t q, acc, states, scores, weights, queries, row, zeros, bytes;  // byte offsets, total.
 };
 
 inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows) {
@@ -69,20 +69,20 @@ inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows
   return layout;
 }
 
-// The rows of a block; of keys that no row of the pass sees, rows of zeros.
+// The rows of a block; of keys that are masked in every row of the pass, rows of zeros.
 struct Block {
   const std::byte* rows[kBlockKeys];
-  int64_t key = 0;   // absolute key of rows[0]
-  uint64_t visible;  // bit k: some row sees key k of the block
-  int begin, end;    // no bits outside
+  int64_t key = 0;   // Absolute key of rows[0].
+  uint64_t visible;  // Bit k: key k of the block is visible to some row.
+  int begin, end;    // No bits outside.
 };
 
 // Rows that are wanted soon, handed out at an even pace while something is computed.
 struct Fetch {
   const std::byte* rows[2 * kBlockKeys];
-  int64_t count;       // rows listed
-  int64_t work;        // how much is computed meanwhile
-  int64_t done, next;  // work, rows
+  int64_t count;       // Rows listed.
+  int64_t work;        // How much is computed meanwhile.
+  int64_t done, next;  // work, rows.
 
   void start(int64_t total_work) { count = done = next = 0, work = total_work; }
   void add(const Block& block, int begin) {
@@ -153,8 +153,8 @@ class LatentLoop {
     finish();
   }
 
-  // The first block from `key` on that some row sees, or one without any key. The only place where
-  // the page table is read.
+  // The first block from `key` on with a key that is visible to some row, or one without any key.
+  // The only place where the page table is read.
   void locate(int64_t key, Block& block) const {
     block.visible = 0;
     for (; key < visible_.end() && block.visible == 0; key = visible_.next_block(key, kBlockKeys)) {
@@ -225,7 +225,7 @@ class LatentLoop {
     fetch_.start(halves * (tiles * score_work + columns * value_work));
     fetch_.add(block, fetched);
     fetch_.add(next, next.begin);
-    int finite = -1;  // not known
+    int finite = -1;  // Not known.
     for (int64_t group = 0; group < groups_; ++group) {
       // A half without lanes is left out, which changes nothing for the other one.
       const int group_halves = static_cast<int>(halves - 2 * group < 2 ? 1 : 2);
@@ -261,8 +261,8 @@ class LatentLoop {
     }
   }
 
-  // -inf for keys that a lane does not see. Returns whether some lane does not see a key whose row
-  // is read; a score may be -inf by itself.
+  // Sets the scores of masked keys to -inf. Returns whether some lane has a score of -inf for a key
+  // whose row is read: a masked key, or a score that is -inf by itself.
   bool mask_scores(const Block& block, int64_t group) const {
     const Vec minus_infinity = set1(kMinusInfinity);
     if (block.end % 2 != 0) store(scores_ + block.end * kGroupLanes, minus_infinity);
@@ -315,8 +315,8 @@ class LatentLoop {
         for (int64_t column = 0; column < columns_of(params_.v_dim); ++column)
           natural_column(acc + column * kColumnFloats, row_ + column * kColumn);
         // A visible NaN is not to be taken for a row that saw nothing.
-        finish_row(params_, item_, token_row(first + i), q_head(first + i),
-                   l[i] != l[i] ? l[i] : m[i], l[i], row_);
+        store_row(params_, item_, token_row(first + i), q_head(first + i),
+                  l[i] != l[i] ? l[i] : m[i], l[i], row_);
       }
     }
   }
@@ -331,7 +331,7 @@ class LatentLoop {
   float* const scores_;         // [kBlockKeys][kGroupLanes]
   uint32_t* const weights_;     // [kBlockPairs][kGroupLanes]
   uint16_t* const queries_;     // [kHalfLanes][row elements], on their way into q_
-  float* const row_;            // a query or a result in the order of its elements
+  float* const row_;            // a query or a result in the order of its elements.
   std::byte* const zeros_;
   VisibleKeys visible_{};
   Fetch fetch_;

@@ -21,14 +21,14 @@ namespace kvc::kernels::cpu {
 namespace {
 namespace latent {
 
-constexpr int kHalfLanes = 8;        // lanes of a register of Q and of a value tile
-constexpr int kGroupLanes = kLanes;  // query lanes that one set of registers holds
-constexpr int kBlockKeys = 64;       // blocks start at absolute keys divisible by it
+constexpr int kHalfLanes = 8;        // Lanes of a register of Q and of a value tile.
+constexpr int kGroupLanes = kLanes;  // Query lanes that one set of registers holds.
+constexpr int kBlockKeys = 64;       // Blocks start at absolute keys divisible by it.
 constexpr int kBlockPairs = kBlockKeys / 2;
-constexpr int kScoreKeys = 8;                // keys of a score tile: 2 registers of sums each
-constexpr int kQuad = 4;                     // elements of a broadcast
-constexpr int kQuadWords = 2 * kGroupLanes;  // 32-bit words of Q per quad: two registers
-constexpr int kColumn = 32;                  // elements of a value tile: one cache line of a key
+constexpr int kScoreKeys = 8;                // Keys of a score tile: 2 registers of sums each.
+constexpr int kQuad = 4;                     // Elements of a broadcast.
+constexpr int kQuadWords = 2 * kGroupLanes;  // 32-bit words of Q per quad: two registers.
+constexpr int kColumn = 32;                  // Elements of a value tile: one cache line of a key.
 constexpr int kColumnFloats = kColumn * kGroupLanes;
 
 constexpr int64_t quads_of(int64_t dim) { return (dim + kQuad - 1) / kQuad; }
@@ -68,12 +68,12 @@ inline void pack_queries(const uint16_t* rows /* [kHalfLanes][row_elements] */,
     for (int l = 0; l < kHalfLanes; ++l)
       x[l] = _mm512_load_si512(rows + l * row_elements + quad * kQuad);
     KVC_UNROLL
-    for (int l = 0; l < kHalfLanes; l += 2) {  // 2x2 transposes inside the 128-bit parts
+    for (int l = 0; l < kHalfLanes; l += 2) {  // 2x2 transposes inside the 128-bit parts.
       y[l] = _mm512_unpacklo_epi64(x[l], x[l + 1]),
       y[l + 1] = _mm512_unpackhi_epi64(x[l], x[l + 1]);
     }
     KVC_UNROLL
-    for (int i = 0; i < 2; ++i) {  // 4x4 transposes of the parts
+    for (int i = 0; i < 2; ++i) {  // 4x4 transposes of the parts.
       const __m512i a = _mm512_shuffle_i64x2(y[i], y[i + 2], 0x88),
                     b = _mm512_shuffle_i64x2(y[i], y[i + 2], 0xdd);
       const __m512i c = _mm512_shuffle_i64x2(y[i + 4], y[i + 6], 0x88),
@@ -154,8 +154,8 @@ inline void score_tile(const uint32_t* q, const std::byte* const* keys, int64_t 
 
 // Both per lane.
 struct SoftmaxState {
-  Vec m;  // running maximum
-  Vec l;  // running sum of 2^(s - m)
+  Vec m;  // The running maximum.
+  Vec l;  // The running sum of 2^(s - m).
 };
 
 // Scores -> weights as pairs of bf16 [pair of keys][lane]; returns the factors of the old
@@ -204,7 +204,7 @@ KVC_VEC_INLINE __mmask32 column_mask(int64_t left) {
 
 // What a value tile multiplies.
 struct ValueArgs {
-  const std::byte* const* keys;  // [2 * num_pairs]
+  const std::byte* const* keys;  // [2 * num_pairs].
   const uint32_t* weights;       // [num_pairs][kGroupLanes]
   const float* alpha;            // [kGroupLanes]
   int num_pairs;
@@ -275,7 +275,8 @@ inline void value_lane(const ValueArgs& args, int lane, uint64_t visible,
 
 // Whether the first v_dim elements of all rows are finite.
 inline bool values_are_finite(const std::byte* const* rows, int count, int64_t v_dim) {
-  __m512i largest = _mm512_setzero_si512();  // largest |value| as bit patterns, shifted left by one
+  __m512i largest =
+      _mm512_setzero_si512();  // Largest |value| as bit patterns, shifted left by one.
   for (int key = 0; key < count; ++key) {
     for (int64_t d = 0; d < v_dim; d += kColumn) {
       const __m512i x = _mm512_maskz_loadu_epi16(column_mask(v_dim - d), rows[key] + d * 2);

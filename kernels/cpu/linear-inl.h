@@ -153,7 +153,7 @@ void linear(const LinearParams& params, int32_t index, int32_t head_begin, int32
     return linear_one_token(params, sequence, head_begin, head_end, scratch.step);
   const int64_t group = params.num_heads / params.num_k_heads;
   for (int64_t head = head_begin; head < head_end;) {
-    int64_t end = (head / group + 1) * group;  // end of the heads with this q and k
+    int64_t end = (head / group + 1) * group;  // End of the heads with this q and k.
     if (end > head_end) end = head_end;
     if (end > head + kHeadsTogether) end = head + kHeadsTogether;
     linear_heads(params, sequence, head, end - head, scratch);

@@ -34,24 +34,24 @@ static_assert(kChunkTokens % kLanes == 0 && kChannelChunkTokens % kLanes == 0);
 // Float rows are padded with zeros to whole vectors: k_padded, v_padded.
 struct ChunkScratch {
   int64_t k_padded, v_padded;
-  // of a q and k head
+  // Of a q and k head.
   float* q;          // [kChunkTokens][k_padded]
   float* k;          // [kChunkTokens][k_padded]
   float* k_columns;  // [k_dim][kChunkTokens]
-  float* q_dots;     // [kChunkTokens][kChunkTokens]  q_i . k_j
-  float* k_dots;     // [kChunkTokens][kChunkTokens]  k_i . k_j
-  // of a head
-  float* decay;        // [kChunkTokens], per channel [kChunkTokens][k_padded]
+  float* q_dots;     // [kChunkTokens][kChunkTokens]  q_i . k_j.
+  float* k_dots;     // [kChunkTokens][kChunkTokens]  k_i . k_j.
+  // Of a head.
+  float* decay;        // [kChunkTokens], per channel [kChunkTokens][k_padded].
   float* beta;         // [kChunkTokens]
-  float* grown;        // [kChunkTokens]              G_i; 1 when it is in decayed_q and decayed_k
-  float* decayed_q;    // [kChunkTokens][k_padded]    G_i q_i, per channel only
-  float* decayed_k;    // [kChunkTokens][k_padded]    G_i k_i, per channel only
-  float* to_end;       // [kChunkTokens][k_padded]    D_last,j k_j
-  float* state_decay;  // [k_padded]                  G_last
-  // [kChunkTokens]: a row of D; per channel [k_dim][kChunkTokens]: D_ij k_j of the present i
+  float* grown;        // [kChunkTokens]              G_i; 1 when it is in decayed_q and decayed_k.
+  float* decayed_q;    // [kChunkTokens][k_padded]    G_i q_i, per channel only.
+  float* decayed_k;    // [kChunkTokens][k_padded]    G_i k_i, per channel only.
+  float* to_end;       // [kChunkTokens][k_padded]    D_last,j k_j.
+  float* state_decay;  // [k_padded]                  G_last.
+  // [kChunkTokens]: a row of D; per channel [k_dim][kChunkTokens]: D_ij k_j of the present i.
   float* products;
-  float* outputs;      // [kChunkTokens][kChunkTokens]   q_i . D_ij k_j
-  float* corrections;  // [kChunkTokens][kChunkTokens]   -beta_i k_i . D_ij k_j
+  float* outputs;      // [kChunkTokens][kChunkTokens]   q_i . D_ij k_j.
+  float* corrections;  // [kChunkTokens][kChunkTokens]   -beta_i k_i . D_ij k_j.
   float* u;            // [kChunkTokens][v_padded]
 };
 
@@ -169,10 +169,10 @@ inline void weigh_by_token(const LinearParams& params, int64_t token, int64_t to
 // A decay per channel stands inside the dot products: tokens j in lanes, D_ij k_j of every channel
 // is multiplied on from i to i + 1.
 inline void weigh_pairs_by_channel(const LinearParams& params, int64_t i, const ChunkScratch& s) {
-  constexpr int kChains = 2;  // independent chains of additions: neither waits for the other
+  constexpr int kChains = 2;  // Independent chains of additions: neither waits for the other.
   for (int64_t j = 0; j <= i; j += kLanes) {
     const bool has_own = i - j < kLanes;
-    const bool first = i == j;  // nothing of this vector's tokens yet
+    const bool first = i == j;  // Nothing of this vector's tokens yet.
     const Mask own = equal(lane_index(), set1(static_cast<float>(i - j)));
     const float* decay = s.decay + i * s.k_padded;
     const float* q = s.q + i * s.k_padded;
@@ -180,7 +180,7 @@ inline void weigh_pairs_by_channel(const LinearParams& params, int64_t i, const 
     Vec output[kChains], correction[kChains];
     KVC_UNROLL
     for (int chain = 0; chain < kChains; ++chain) output[chain] = correction[chain] = zero();
-    for (int64_t c = 0; c < s.k_padded; c += kChains) {  // rows behind k_dim: q and k are 0 there
+    for (int64_t c = 0; c < s.k_padded; c += kChains) {  // Rows behind k_dim: q and k are 0 there.
       KVC_UNROLL
       for (int chain = 0; chain < kChains; ++chain) {
         float* at = s.products + (c + chain) * kChunkTokens + j;
@@ -268,15 +268,15 @@ struct ChunkHead {
   const ChunkScratch* s;
   ChunkFetch* fetch;
   int64_t token, tokens, head;
-  const float* q;  // [tokens][k_padded], to be multiplied by S and s->grown
+  const float* q;  // [tokens][k_padded], to be multiplied by S and s->grown.
   const float* k;
   const float* state_in;
   float* state_out;
-  int64_t state_in_row, state_out_row;  // in floats
+  int64_t state_in_row, state_out_row;  // In floats.
 };
 
-// v -> u in s.u, tokens in order: what S predicts is taken away first, then what the chunk's
-// earlier tokens have changed.
+// Computes u of the delta rule in s.u, which holds v before, token by token: first subtracts the
+// prediction of the state S, then the changes that earlier tokens of the chunk made to it.
 template <int kRows, int kColumns>
 inline void solve_tile(const ChunkHead& head, int64_t column, int64_t row) {
   const ChunkScratch& s = *head.s;

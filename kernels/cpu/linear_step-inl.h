@@ -18,8 +18,8 @@ namespace {
 constexpr int kStepColumns = kVectorRegisters >= 32 ? 8 : kVectorRegisters >= 16 ? 4 : 2;
 
 struct StepRows {
-  float* decay;      // [k_dim] factor of each row of S
-  float* decayed_k;  // [k_dim] decay * k
+  float* decay;      // [k_dim] factor of each row of S.
+  float* decayed_k;  // [k_dim] decay * k.
   float* k;          // [k_dim]
   float* q;          // [k_dim]
 };
@@ -29,7 +29,7 @@ struct StepHead {
   StepRows rows;
   const std::byte* state_in;
   std::byte* state_out;
-  const std::byte* next_state;  // state of the next head, fetched meanwhile
+  const std::byte* next_state;  // State of the next head, fetched meanwhile.
   const std::byte* v;
   std::byte* out;
   float beta;
@@ -64,7 +64,7 @@ inline void step_columns(const StepHead& head, int64_t column, int count) {
   KVC_UNROLL
   for (int c = 0; c < kColumns; ++c) sum[c] = zero();
   if (params.delta != 0) {
-    Vec odd[kColumns];  // rows in turn, so that sums wait for each other half as long
+    Vec odd[kColumns];  // Rows in turn, so that sums wait for each other half as long.
     KVC_UNROLL
     for (int c = 0; c < kColumns; ++c) odd[c] = zero();
     const auto add_row = [&](int32_t i, Vec(&to)[kColumns]) {

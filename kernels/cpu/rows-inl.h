@@ -5,7 +5,7 @@
 // kernels load Q:
 //   transform_row<From, To>(to, from, dim, rotation, rotation_row, scale)
 //   load_query_row(params, rotation, packed_row, q_head, out)   Q rotated and scaled to k_dim
-// floats
+// floats.
 #pragma once
 
 namespace kvc::kernels::cpu {
@@ -119,14 +119,15 @@ inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
   if (i < bytes) __builtin_memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
 }
 
-// A run's inputs and its cosines stay in the first-level cache while its heads pass.
+// Rows of one run: small enough that their inputs, cos and sin stay in the L1 cache while all heads
+// are processed.
 constexpr int64_t kAppendRun = 16;
 
 // Tokens whose slots follow each other in one page.
 struct AppendRun {
   int64_t first_row, count;
   int64_t page, offset;
-  bool more;  // tokens follow in the input
+  bool more;  // Tokens follow in the input.
 };
 
 // One tensor of a run, head by head: a head's rows lie together in the page, and while they are
@@ -292,7 +293,7 @@ inline void merge(const MergeParams& params, int64_t row_begin, int64_t row_end)
 // the working set.
 inline void copy(std::byte* to, const std::byte* from, size_t bytes) {
   constexpr size_t kStreamFrom = 32 * 1024, kLine = 64;
-  if (bytes == 0) return;  // the pointers may be null
+  if (bytes == 0) return;  // The pointers may be null.
   if (bytes < kStreamFrom) {
     __builtin_memcpy(to, from, bytes);
     return;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/cpu/conv-inl.h"
-#include "kernels/cpu/finish-inl.h"
+#include "kernels/cpu/epilogue-inl.h"
 #include "kernels/cpu/linear-inl.h"
 #include "kernels/cpu/rows-inl.h"
 #include "kernels/cpu/tables.h"

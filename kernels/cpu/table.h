@@ -30,7 +30,7 @@ struct KernelTable {
   // bf16 dot products where the machine has them: there Q and P are rounded to bf16.
   void (*attn_decode)(const AttnParams&, const AttnItem&, void* scratch);
   size_t (*attn_decode_scratch_bytes)(const AttnParams&,
-                                      int64_t max_rows);  // max_rows: largest row_end - row_begin
+                                      int64_t max_rows);  // max_rows: largest row_end - row_begin.
 
   // Many rows (prefill): register tiles over packed key blocks that start at absolute keys k0 % 64
   // == 0. A row's result depends only on its own query and its visible keys, never on the other
@@ -44,14 +44,14 @@ struct KernelTable {
   void (*gather)(const GatherParams&, int64_t key_begin, int64_t key_end);
   void (*merge)(const MergeParams&, int64_t row_begin, int64_t row_end);
   void (*copy)(std::byte* to, const std::byte* from,
-               size_t bytes);  // page copies; streams past the caches when large
+               size_t bytes);  // Page copies; streams past the caches when large.
 
   // Linear attention over all new tokens of sequences[sequence], heads [head_begin, head_end):
   // reads the state and writes it back. A head's results depend on its own inputs only, however
   // heads are cut.
   void (*linear)(const LinearParams&, int32_t sequence, int32_t head_begin, int32_t head_end,
                  void* scratch);
-  // max_rows: largest num_rows
+  // max_rows: largest num_rows.
   size_t (*linear_scratch_bytes)(const LinearParams&, int64_t max_rows);
 
   // Causal depthwise convolution, channels [channel_begin, channel_end) of one sequence.

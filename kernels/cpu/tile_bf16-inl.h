@@ -23,9 +23,9 @@
 namespace kvc::kernels::cpu {
 namespace {
 
-constexpr int kPairLanes = 16;                            // bf16 pairs, or floats, per register
-constexpr int kPairKeyVectors = kBlockKeys / kPairLanes;  // registers across the keys of a block
-constexpr int kBlockPairs = kBlockKeys / 2;               // pairs of keys in a block
+constexpr int kPairLanes = 16;                            // bf16 pairs, or floats, per register.
+constexpr int kPairKeyVectors = kBlockKeys / kPairLanes;  // Registers across the keys of a block.
+constexpr int kBlockPairs = kBlockKeys / 2;               // pairs of keys in a block.
 
 // ----------------------------------------------------------------------------------------------
 // packing
@@ -80,7 +80,8 @@ bool pack_v_bf16(const std::byte* const* rows, int64_t v_dim, int64_t v_padded, 
   }
   const __m512i low = _mm512_load_si512(low_index);
   const __m512i high = _mm512_load_si512(high_index);
-  __m512i largest = _mm512_setzero_si512();  // largest |value| as bit patterns, shifted left by one
+  __m512i largest =
+      _mm512_setzero_si512();  // Largest |value| as bit patterns, shifted left by one.
   for (int pair = 0; pair < kBlockPairs; ++pair) {
     const std::byte* even = rows[2 * pair];
     const std::byte* odd = rows[2 * pair + 1];
@@ -211,12 +212,12 @@ struct MathBf16 {
   static constexpr DType kRotated = DType::kBF16;
 
   int64_t k_dim, v_dim, k_pairs, v_padded;
-  uint32_t* q;         // [max_rows][k_pairs]             pairs of bf16
-  uint32_t* k_packed;  // [k_pairs][kBlockKeys]           (K[key][2d], K[key][2d+1])
-  uint32_t* v_packed;  // [kBlockPairs][v_padded]         (V[2key][d], V[2key+1][d])
-  // [kBlockPairs][v_padded]         v_packed without the keys that one row does not see
+  uint32_t* q;         // [max_rows][k_pairs]             pairs of bf16.
+  uint32_t* k_packed;  // [k_pairs][kBlockKeys]           (K[key][2d], K[key][2d+1]).
+  uint32_t* v_packed;  // [kBlockPairs][v_padded]         (V[2key][d], V[2key+1][d]).
+  // [kBlockPairs][v_padded]         v_packed without the keys that one row does not see.
   uint32_t* v_visible;
-  uint32_t* p;  // [kMaxTileRows][kBlockPairs]     P as pairs of bf16
+  uint32_t* p;  // [kMaxTileRows][kBlockPairs]     P as pairs of bf16.
 
   static int64_t query_bytes(const AttnParams& params) { return (params.k_dim + 1) / 2 * 4; }
 

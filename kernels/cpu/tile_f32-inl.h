@@ -46,7 +46,7 @@ inline void pack_k_f32(const std::byte* const* rows, int64_t k_dim,
 template <DType kType>
 inline bool pack_v_f32(const std::byte* const* rows, int64_t v_dim, int64_t v_padded,
                        float* packed /* [kBlockKeys][v_padded] */) {
-  Vec poison = zero();  // x - x is 0 but for Inf and NaN
+  Vec poison = zero();  // x - x is 0 but for Inf and NaN.
   for (int key = 0; key < kBlockKeys; ++key) {
     for (int64_t d = 0; d < v_dim; d += kLanes) {
       const int n = lanes_below(v_dim - d, 0);
@@ -147,11 +147,12 @@ struct MathF32 {
 
   int64_t k_dim, v_dim, v_padded;
   DType v_dtype;
-  float* q;          // [max_rows][k_dim]
-  float* k_packed;   // [k_dim][kBlockKeys]
-  float* v_packed;   // [kBlockKeys][v_padded]
-  float* v_visible;  // [kBlockKeys][v_padded]  v_packed without the keys that one row does not see
-  const float* p;    // [kMaxTileRows][kBlockKeys]
+  float* q;         // [max_rows][k_dim]
+  float* k_packed;  // [k_dim][kBlockKeys]
+  float* v_packed;  // [kBlockKeys][v_padded]
+  // [kBlockKeys][v_padded] v_packed with zeros for the keys that are masked in one row.
+  float* v_visible;
+  const float* p;  // [kMaxTileRows][kBlockKeys]
 
   static int64_t query_bytes(const AttnParams& params) { return int64_t{params.k_dim} * 4; }
 

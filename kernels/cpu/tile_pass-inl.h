@@ -12,7 +12,7 @@
 //   void values<kRows>(correction, num_keys, acc)    acc = acc * correction + P V, the first
 // num_keys keys
 //   void values_of_visible(row, visible, correction, num_keys, acc)
-//                                                    the same for one row, with the V it sees only
+//                                                    the same for one row, with visible V only
 //
 // Blocks start at absolute multiples of 64; items are cut there, but for sinks that end elsewhere.
 #pragma once
@@ -33,20 +33,20 @@ namespace {
 #endif
 
 struct TilePass {
-  int64_t v_padded;   // v_dim rounded up to whole registers
-  int64_t max_rows;   // most rows of one pass
-  float* acc;         // [max_rows][v_padded]       un-normalised output
-  float* sum;         // [max_rows][kLanes]         sum of P, one partial sum per lane
-  float* max;         // [max_rows]                 running maximum, log2 units
-  int64_t* key_end;   // [max_rows]                 one past the last visible key
-  float* query;       // [k_dim]                    one query row in fp32
+  int64_t v_padded;   // v_dim rounded up to whole registers.
+  int64_t max_rows;   // Most rows of one pass.
+  float* acc;         // [max_rows][v_padded]       un-normalised output.
+  float* sum;         // [max_rows][kLanes]         sum of P, one partial sum per lane.
+  float* max;         // [max_rows]                 running maximum, log2 units.
+  int64_t* key_end;   // [max_rows]                 one past the last visible key.
+  float* query;       // [k_dim]                    one query row in fp32.
   float* scores;      // [kMaxTileRows][kBlockKeys]
   float* correction;  // [kLanes]
-  std::byte* zeros;   // a row of zeros, stands for the keys behind the last one
-  // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows
+  std::byte* zeros;   // a row of zeros, stands for the keys behind the last one.
+  // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows.
   const std::byte** rows;
-  std::byte* rotated;              // [kBlockKeys][k_dim]        K rotated while it is read
-  const std::byte** rotated_rows;  // [kBlockKeys]       rows of `rotated`, or zeros
+  std::byte* rotated;              // [kBlockKeys][k_dim]        K rotated while it is read.
+  const std::byte** rotated_rows;  // [kBlockKeys]       rows of `rotated`, or zeros.
 };
 
 template <typename T>
@@ -84,7 +84,8 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math,
   return pass;
 }
 
-// Where the rows of one block lie: K rows, then V rows. Keys that no row sees are rows of zeros.
+// Where the rows of one block lie: K rows, then V rows. Keys that are masked in every row are rows
+// of zeros.
 inline void locate_block(const TileRows& rows, const VisibleKeys& visible, int64_t block_begin,
                          const std::byte* zeros,
                          const std::byte** addresses /* [2 * kBlockKeys] */) {
@@ -117,9 +118,9 @@ void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* co
 // core has few outstanding lines, so bursts wait too (together a third of the time of a short
 // append).
 struct TilePrefetch {
-  const std::byte* const* rows;  // [2 * kBlockKeys]
-  int64_t k_bytes, v_bytes;      // per row
-  int32_t done, step;            // rows asked for so far, rows per call
+  const std::byte* const* rows;  // [2 * kBlockKeys].
+  int64_t k_bytes, v_bytes;      // Per row.
+  int32_t done, step;            // Rows asked for so far, rows per call.
 };
 
 inline TilePrefetch tile_prefetch(const AttnParams& params, const std::byte* const* rows,
@@ -142,14 +143,14 @@ inline void prefetch_some(TilePrefetch& prefetch) {
 }
 
 struct TileBlock {
-  int64_t begin;           // first key
-  bool all_visible;        // every row of the pass sees every key
-  bool ends_only;          // rows differ in their ends only
-  bool v_finite;           // all of V that the pass sees
-  TilePrefetch* prefetch;  // reads the next block
+  int64_t begin;           // First key.
+  bool all_visible;        // No key is masked in any row of the pass.
+  bool ends_only;          // Rows differ in their ends only.
+  bool v_finite;           // All of V that is visible to some row.
+  TilePrefetch* prefetch;  // Reads the next block.
 };
 
-// Which keys of the block each row of a tile sees. Returns whether every row sees all of them.
+// The visible keys of the block for each row of a tile. Returns whether none is masked.
 template <int kRows>
 inline bool tile_visibility(const TileRows& rows, int64_t first_row, const TileBlock& block,
                             const int64_t* key_end, uint64_t* visible /* [kRows] */) {
@@ -170,7 +171,7 @@ void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the 
                  int64_t row /* in the pass */, const TileBlock& block, TilePass& pass,
                  Math& math) {
   const int64_t last_end = pass.key_end[row + kRows - 1];
-  // The same as walking it: nothing is visible, nothing would change
+  // The same as walking it: nothing is visible, nothing would change.
   if (last_end <= block.begin) return;
   uint64_t visible[kRows];
   const bool all_visible =
@@ -200,7 +201,7 @@ void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the 
   const int num_keys = left < kBlockKeys ? static_cast<int>(left) : kBlockKeys;
   if (block.v_finite) {
     math.template values<kRows>(pass.correction, num_keys, acc);
-  } else {  // 0 * NaN: each row may only read the V that it sees
+  } else {  // 0 * NaN: a row may only read V that is visible to it.
     for (int r = 0; r < kRows; ++r)
       math.values_of_visible(r, visible[r], pass.correction[r], num_keys, acc + r * pass.v_padded);
   }
@@ -258,8 +259,8 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
     block = next_block;
   }
   for (int64_t row = 0; row < num_rows; ++row) {
-    finish_tile_row(rows, tile_row(rows, first_row + row), pass.max[row], pass.sum + row * kLanes,
-                    pass.acc + row * pass.v_padded);
+    store_tile_row(rows, tile_row(rows, first_row + row), pass.max[row], pass.sum + row * kLanes,
+                   pass.acc + row * pass.v_padded);
   }
 }
 

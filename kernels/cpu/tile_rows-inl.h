@@ -1,9 +1,9 @@
 // What both tile kernels (tile_bf16-inl.h, tile_f32-inl.h) share: which rows an item holds, which
-// keys each row sees, where the keys lie, how scratch memory is cut.
+// keys are visible to each row, where the keys lie, how scratch memory is divided.
 //
 // A "row" here is one query vector: token row x query head of one kv head's group. Rows are
-// numbered token-major, row = token * group + head in group, so that neighbours see (nearly) the
-// same keys.
+// numbered token-major, row = token * group + head in group, so that neighbours have (nearly) the
+// same visible keys.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@
 namespace kvc::kernels::cpu {
 namespace {
 
-// Keys of one packed block; blocks start at absolute keys divisible by it
+// Keys of one packed block; blocks start at absolute keys divisible by it.
 constexpr int kBlockKeys = 64;
-constexpr int kMaxTileRows = 6;  // rows of the register tile
+constexpr int kMaxTileRows = 6;  // Rows of the register tile.
 
 // The rows of one item and one kv head.
 struct TileRows {
@@ -25,13 +25,13 @@ struct TileRows {
   const AttnItem* item;
   const AttnSequence* sequence;
   int32_t kv_head;
-  int32_t group;  // query heads per kv head
+  int32_t group;  // Query heads per kv head.
 };
 
 struct TileRow {
-  int64_t token;       // row inside the sequence
-  int64_t packed_row;  // row of q, out, lse
-  int32_t head;        // query head
+  int64_t token;       // Row inside the sequence.
+  int64_t packed_row;  // Row of q, out, lse.
+  int32_t head;        // Query head.
 };
 
 inline TileRows tile_rows(const AttnParams& params, const AttnItem& item, int32_t kv_head) {
@@ -45,7 +45,7 @@ inline TileRow tile_row(const TileRows& rows, int64_t row) {
   return {token, packed_row_of(*rows.sequence, token), head};
 }
 
-// One past the last key that a row sees inside the item.
+// One past the last visible key of a row inside the item.
 inline int64_t visible_key_end(const TileRows& rows, int64_t token) {
   const int64_t end = row_range<int64_t>(*rows.sequence, rows.params->causal, token).end;
   return end < rows.item->key_end ? end : rows.item->key_end;
@@ -62,7 +62,7 @@ inline void block_row_addresses(const PagedRows& pool, const TileRows& rows, int
   for (int64_t key = 0; key < kBlockKeys; ++page_index, slot = 0) {
     const int64_t run = kBlockKeys - key < page_size - slot ? kBlockKeys - key : page_size - slot;
     const uint64_t wanted_run = wanted >> key & bits_below(run);
-    // The table may end with the last key that a row sees.
+    // The table may end with the last visible key of a row.
     const int64_t page = wanted_run != 0 ? rows.sequence->page(page_index) : -1;
     const std::byte* address = page >= 0 ? row_address(pool, page, rows.kv_head, slot) : filler;
     if (page >= 0 && wanted_run == bits_below(run)) {
@@ -93,7 +93,7 @@ inline void* take_scratch(ScratchCursor& cursor, size_t bytes) {
 // of a core's L2.
 inline int64_t pass_row_limit(int64_t bytes_per_row) {
   constexpr int64_t kStateBytes = 640 * 1024;
-  constexpr int64_t kFewest = 16;  // register tiles; fewer would not pay for packing a block
+  constexpr int64_t kFewest = 16;  // Register tiles; fewer would not pay for packing a block.
   const int64_t tiles = kStateBytes / (bytes_per_row * kMaxTileRows);
   return (tiles < kFewest ? kFewest : tiles) * kMaxTileRows;
 }

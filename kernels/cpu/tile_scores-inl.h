@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/finish-inl.h"
+#include "kernels/cpu/epilogue-inl.h"
 #include "kernels/cpu/tile_rows-inl.h"
 
 namespace kvc::kernels::cpu {
@@ -83,7 +83,8 @@ void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin
   }
 }
 
-// Bit k: the row sees key k of the block. A score of -inf hides its key, a score of NaN does not.
+// Bit k: key k of the block is visible to the row. A score of -inf hides its key, a score of NaN
+// does not.
 inline uint64_t visible_key_bits(const float* scores /* [kBlockKeys] */) {
   uint64_t masked = 0;
   for (int c = 0; c < kBlockVectors; ++c) {
@@ -94,7 +95,7 @@ inline uint64_t visible_key_bits(const float* scores /* [kBlockKeys] */) {
   return ~masked;
 }
 
-// 2^x for x <= 0, -inf and NaN; 2^-inf is exactly 0 and 2^0 exactly 1: a key that is not seen
+// 2^x for x <= 0, -inf and NaN; 2^-inf is exactly 0 and 2^0 exactly 1: a masked key
 // weighs nothing, a maximum that does not move leaves its row untouched.
 template <typename V>
 KVC_VEC_INLINE V weight_exp2(V x) {
@@ -129,8 +130,8 @@ inline void softmax_rows(int num_rows, float* scores /* [num_rows][kBlockKeys] *
     const float block_max = horizontal_max(largest);
     const float old_max = row_max[r];
     const float new_max = block_max > old_max ? block_max : old_max;
-    // A row that has seen nothing stays at -inf: subtract 0, so that 2^(-inf) = 0 comes out and not
-    // NaN.
+    // A row without a visible key so far stays at -inf: subtract 0, so that 2^(-inf) = 0 comes out
+    // and not NaN.
     shift[r] = new_max == kMinusInfinity ? 0.0f : new_max;
     correction[r] = old_max - shift[r];
     row_max[r] = new_max;
@@ -151,12 +152,13 @@ inline void softmax_rows(int num_rows, float* scores /* [num_rows][kBlockKeys] *
 }
 
 // Normalises and stores one finished row, or writes its partial result.
-inline void finish_tile_row(const TileRows& rows, const TileRow& row, float row_max,
-                            const float* sum /* [kLanes] */,
-                            const float* acc /* [v_dim, rounded up to whole vectors] */) {
+inline void store_tile_row(const TileRows& rows, const TileRow& row, float row_max,
+                           const float* sum /* [kLanes] */,
+                           const float* acc /* [v_dim, rounded up to whole vectors] */) {
   const float total = horizontal_sum(load(sum));
-  if (total != total) row_max = total;  // a visible NaN: not to be taken for a row that saw nothing
-  finish_row(*rows.params, *rows.item, row.token, row.head, row_max, total, acc);
+  if (total != total)
+    row_max = total;  // a visible NaN: not to be taken for a row that saw nothing.
+  store_row(*rows.params, *rows.item, row.token, row.head, row_max, total, acc);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 #define KVC_VEC_INLINE [[gnu::always_inline]] inline
 
 using Vec = __m256;
-using Mask = __m256;  // all bits of a lane set or clear
+using Mask = __m256;  // All bits of a lane set or clear.
 constexpr int kLanes = 8;
 constexpr int kVectorRegisters = 16;
 
@@ -76,7 +76,7 @@ KVC_VEC_INLINE float horizontal_max(Vec x) {
 KVC_VEC_INLINE Vec round_even(Vec x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// x * 2^n for integral n in [kExp2Floor, 127]; kExp2Floor gives 0
+// x * 2^n for integral n in [kExp2Floor, 127]; kExp2Floor gives 0.
 constexpr float kExp2Floor = -127.0f;
 KVC_VEC_INLINE Vec scale_exp2(Vec x, Vec n) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));

@@ -4,7 +4,7 @@
 // reaches the linker, so no AVX-512 code can stand in for another file's function.
 #pragma once
 
-// gcc 12 warns inside its own header: _mm512_undefined_ps() is `x = x` there (gcc bug 105593).
+// Gcc 12 warns inside its own header: _mm512_undefined_ps() is `x = x` there (gcc bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -29,7 +29,7 @@ constexpr int kVectorRegisters = 32;
 
 KVC_VEC_INLINE Vec zero() { return _mm512_setzero_ps(); }
 KVC_VEC_INLINE Vec set1(float x) { return _mm512_set1_ps(x); }
-// 0, 1, 2, ... as floats
+// 0, 1, 2, ... as floats.
 KVC_VEC_INLINE Vec lane_index() {
   return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
@@ -84,7 +84,7 @@ KVC_VEC_INLINE float horizontal_max(Vec x) {
 KVC_VEC_INLINE Vec round_even(Vec x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// x * 2^n for integral n in [kExp2Floor, 127]; kExp2Floor gives 0 for x < 2
+// x * 2^n for integral n in [kExp2Floor, 127]; kExp2Floor gives 0 for x < 2.
 constexpr float kExp2Floor = -160.0f;
 KVC_VEC_INLINE Vec scale_exp2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 
@@ -153,7 +153,7 @@ KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
 // 16x16 transpose in place: rows[i][j] <-> rows[j][i].
 KVC_VEC_INLINE void transpose(Vec (&rows)[16]) {
   Vec pairs[16];
-  for (int i = 0; i < 16; i += 4) {  // 4x4 blocks inside each 128-bit quarter
+  for (int i = 0; i < 16; i += 4) {  // 4x4 blocks inside each 128-bit quarter.
     const Vec a = _mm512_unpacklo_ps(rows[i], rows[i + 1]),
               b = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
     const Vec c = _mm512_unpacklo_ps(rows[i + 2], rows[i + 3]),
@@ -161,7 +161,7 @@ KVC_VEC_INLINE void transpose(Vec (&rows)[16]) {
     pairs[i] = _mm512_shuffle_ps(a, c, 0x44), pairs[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
     pairs[i + 2] = _mm512_shuffle_ps(b, d, 0x44), pairs[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
   }
-  for (int i = 0; i < 4; ++i) {  // 4x4 transpose of the quarters
+  for (int i = 0; i < 4; ++i) {  // 4x4 transpose of the quarters.
     const Vec a = _mm512_shuffle_f32x4(pairs[i], pairs[i + 4], 0x88);
     const Vec b = _mm512_shuffle_f32x4(pairs[i], pairs[i + 4], 0xdd);
     const Vec c = _mm512_shuffle_f32x4(pairs[i + 8], pairs[i + 12], 0x88);

@@ -30,7 +30,7 @@ constexpr int64_t kCacheLine = 64;
 #define KVC_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// Not into the first level
+// Not into the first level.
 KVC_VEC_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 KVC_VEC_INLINE void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
 

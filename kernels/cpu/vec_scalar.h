@@ -10,7 +10,7 @@
 #include "kernels/params.h"
 
 // A 32-byte vector has no register to travel in here; every function below is inlined, so no call
-// sees one.
+// finds one.
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -21,7 +21,7 @@ namespace {
 #define KVC_VEC_INLINE [[gnu::always_inline]] inline
 
 typedef float Vec __attribute__((vector_size(32), aligned(16)));
-typedef int32_t Mask __attribute__((vector_size(32), aligned(16)));  // -1 or 0 per lane
+typedef int32_t Mask __attribute__((vector_size(32), aligned(16)));  // -1 or 0 per lane.
 constexpr int kLanes = 8;
 constexpr int kVectorRegisters = 8;
 
@@ -91,11 +91,12 @@ KVC_VEC_INLINE float horizontal_max(Vec x) {
   return largest;
 }
 
-KVC_VEC_INLINE Vec round_even(Vec x) {  // |x| < 2^22: adding 3 * 2^22 leaves no bits for a fraction
+KVC_VEC_INLINE Vec
+round_even(Vec x) {  // |x| < 2^22: adding 3 * 2^22 leaves no bits for a fraction.
   const Vec shift = set1(12582912.0f);
   return (x + shift) - shift;
 }
-// x * 2^n for integral n in [kExp2Floor, 127]; kExp2Floor gives 0
+// x * 2^n for integral n in [kExp2Floor, 127]; kExp2Floor gives 0.
 constexpr float kExp2Floor = -127.0f;
 KVC_VEC_INLINE Vec scale_exp2(Vec x, Vec n) {
   const Mask exponent = __builtin_convertvector(n, Mask) + set1_bits(127);
@@ -106,11 +107,11 @@ KVC_VEC_INLINE float from_f16_bits(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
   const uint32_t magnitude = half & 0x7fff;
   uint32_t bits;
-  if (magnitude >= 0x7c00) {  // inf, NaN (made quiet as the hardware does)
+  if (magnitude >= 0x7c00) {  // Inf, NaN (made quiet as the hardware does).
     bits = sign | 0x7f800000 | ((magnitude & 0x3ff) << 13) | (magnitude > 0x7c00 ? 0x400000 : 0);
   } else if (magnitude >= 0x400) {
     bits = sign | ((magnitude << 13) + (112u << 23));
-  } else {  // zero and subnormals: a multiple of 2^-24
+  } else {  // zero and subnormals: a multiple of 2^-24.
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
     __builtin_memcpy(&bits, &value, 4);
     bits |= sign;
@@ -127,12 +128,12 @@ KVC_VEC_INLINE uint16_t to_f16_bits(float value) {
   uint32_t half;
   if (magnitude > 0x7f800000) {
     half = 0x7e00 | ((magnitude >> 13) & 0x3ff);
-  } else if (magnitude >= 0x477ff000) {  // 65520 rounds to inf
+  } else if (magnitude >= 0x477ff000) {  // 65520 rounds to inf.
     half = 0x7c00;
-    // 2^-14: normal; a carry moves into the exponent as it should
+    // 2^-14: normal; a carry moves into the exponent as it should.
   } else if (magnitude >= 0x38800000) {
     half = (magnitude + 0xfff + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
-  } else {  // subnormal: adding 1/2 leaves 24 fraction bits, and the adder rounds to nearest even
+  } else {  // Subnormal: adding 1/2 leaves 24 fraction bits, and the adder rounds to nearest even.
     float shifted;
     __builtin_memcpy(&shifted, &magnitude, 4);
     shifted += 0.5f;

@@ -31,7 +31,7 @@ struct KeyRotation {
 // A score with its bias, see kMaxBias. A bias of -inf masks the key, whatever the score; its K may
 // be NaN.
 KVC_VEC_INLINE Vec add_bias(Vec score, Vec bias) {
-  const Vec bounded = min(set1(kMaxBias), max(set1(-kMaxBias), bias));  // NaN stays
+  const Vec bounded = min(set1(kMaxBias), max(set1(-kMaxBias), bias));  // NaN stays.
   return select(equal(bias, set1(kMinusInfinity)), bias,
                 fma(bounded, set1(1.44269504088896340736f), score));
 }

@@ -1,5 +1,5 @@
 // The parameters of kernels that read the caller's tensors of operators (kvc_op_*). The host has
-// not seen these numbers and cannot check them without waiting. These kernels skip whatever exceeds
+// not read these numbers and cannot check them without waiting. These kernels skip whatever exceeds
 // the shapes of the tensors, so that no later kernel accesses memory out of bounds.
 #pragma once
 
@@ -17,7 +17,7 @@ struct PageRegion;
 // Makes kernels::AttnSequence. Of ragged keys each sequence has one "page" whose number is its
 // first row.
 //
-// A sequence sees no key in these cases:
+// A sequence has no keys in these cases:
 // - its length, its offset in the tables or a visible page id is out of range;
 // - it is causal and has more rows than keys.
 // Where row_indptr does not ascend within num_rows, no sequence has rows.

@@ -1,4 +1,4 @@
-// The CUDA back end as the core sees it: a table of functions without CUDA types.
+// The CUDA back end for the core: a table of functions without CUDA types.
 // libkvcache_cuda.so exports it through kvc_cuda_backend. The core knows nothing of CUDA, and the
 // back end knows nothing of caches.
 //
@@ -49,9 +49,9 @@ struct DeviceInfo {
 // The attention kernels. All compute what kernels::AttnParams says.
 enum class AttnKernel : int32_t {
   kSimt = 0,   // Any type, dims and alignment; float32 arithmetic.
-  kMma16 = 1,  // mma.sync, 16 packed rows: decode.
-  kMma64 = 2,  // mma.sync, 64 packed rows.
-  kWgmma = 3,  // wgmma and TMA on sm_90a, 128 packed rows and more.
+  kMma16 = 1,  // Mma.sync, 16 packed rows: decode.
+  kMma64 = 2,  // Mma.sync, 64 packed rows.
+  kWgmma = 3,  // Wgmma and TMA on sm_90a, 128 packed rows and more.
   kLatent = 4  // MLA on sm_90a: V is the beginning of the only K row.
 };
 constexpr int32_t kNumAttnKernels = 5;
@@ -131,7 +131,7 @@ struct MoveParams {
   kernels::Rotation rotation;
   const int64_t* from;  // [first[num_lists]]
   const int64_t* to;
-  const int64_t* first;  // [num_lists + 1]
+  const int64_t* first;  // [num_lists + 1].
   int32_t num_lists;
   int64_t num_pairs;
 };

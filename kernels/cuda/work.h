@@ -16,8 +16,8 @@ namespace kvc::cuda {
 //
 // A work item covers rows [row_begin, row_begin + num_rows) and keys [key_begin, key_end), with
 // num_rows <= ScheduleShape::tile_rows. The kernel clips the keys to the visible range of each row
-// (kernels::AttnSequence). It skips key blocks that no row sees (between sink tokens and window),
-// which may lie on dropped pages.
+// (kernels::AttnSequence). It skips key blocks that are masked in every row (between sink tokens
+// and window), which may lie on dropped pages.
 struct WorkItem {
   int32_t sequence;
   int32_t kv_head;

@@ -23,9 +23,9 @@ struct QueryRow {
   const AttnParams& params;
   const AttnItem& item;
   const AttnSequence& sequence;
-  int64_t row;  // token row inside the sequence
+  int64_t row;  // Token row inside the sequence.
   int64_t q_head;
-  const double* q;  // rotated and scaled
+  const double* q;  // Rotated and scaled.
 
   int64_t kv_head() const { return q_head / (params.num_q_heads / params.num_kv_heads); }
 
@@ -43,7 +43,7 @@ struct QueryRow {
                                              : sequence.key_position + key;
   }
 
-  bool sees(int64_t key) const {
+  bool is_visible(int64_t key) const {
     const int64_t end = sequence.key_ends != nullptr
                             ? sequence.key_ends[row]
                             : sequence.first_key_end + (params.causal != 0 ? row : 0);
@@ -75,7 +75,7 @@ struct QueryRow {
       const float bias = params.bias[q_head * params.bias_head_stride +
                                      packed_row_of(sequence, row) * params.bias_token_stride +
                                      sequence.key_position + key];
-      if (bias == kMinusInfinity) return kMinusInfinity;  // masked: K may be NaN
+      if (bias == kMinusInfinity) return kMinusInfinity;  // Masked: K may be NaN.
       s += kLog2E * std::clamp(bias, -kMaxBias, kMaxBias);
     }
     return s;
@@ -92,16 +92,16 @@ Sums attend(const QueryRow& row, int64_t key_begin, int64_t key_end, double* acc
   Sums sums;
   std::fill_n(acc, row.params.v_dim, 0.0);
   for (int64_t key = key_begin; key < key_end; ++key) {
-    if (!row.sees(key)) continue;
+    if (!row.is_visible(key)) continue;
     const double s = row.score(key);
     if (std::isnan(s) || s > sums.m) sums.m = s;
     if (std::isnan(s)) break;
   }
   if (sums.m == kMinusInfinity) return sums;
   for (int64_t key = key_begin; key < key_end; ++key) {
-    if (!row.sees(key)) continue;
+    if (!row.is_visible(key)) continue;
     const double s = row.score(key);
-    if (s == kMinusInfinity) continue;  // contributes nothing, whatever its V holds
+    if (s == kMinusInfinity) continue;  // Contributes nothing, whatever its V holds.
     const double p = std::exp2(s - sums.m);
     const std::byte* v = row.row_of(row.params.v, key);
     sums.l += p;

@@ -102,7 +102,7 @@ void conv(const ConvParams& params, int32_t sequence, int32_t channel_begin, int
           void* scratch) {
   const ConvSequence& s = params.sequences[sequence];
   const int64_t width = params.width, kept = width - 1;
-  double* window = static_cast<double*>(scratch);  // the last `width` inputs, newest last
+  double* window = static_cast<double*>(scratch);  // The last `width` inputs, newest last.
   for (int64_t channel = channel_begin; channel < channel_end; ++channel) {
     for (int64_t j = 0; j < kept; ++j) {
       window[1 + j] = s.state_in == nullptr

@@ -123,7 +123,7 @@ void ThreadPool::worker_loop(Shared* shared, int32_t worker) noexcept {
     if (shared->stop.load()) return;
     if ((seen & 1) == 0) continue;
     // Enter, then look again: the caller closes the job before it waits for `active` to reach zero,
-    // so either this thread sees the job closed or the caller sees this thread inside.
+    // so either this thread finds the job closed or the caller finds this thread inside.
     shared->active.fetch_add(1);
     if (shared->epoch.load() == seen) run_tasks(shared, worker);
     if (shared->active.fetch_sub(1) == 1) shared->active.notify_all();

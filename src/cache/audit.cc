@@ -97,7 +97,7 @@ void Audit::check_checkpoints(const Sequence& sequence) {
 }
 
 // Every token that later queries can see has its page, and no page stays for tokens that nobody
-// sees again; every page is counted.
+// reads again; every page is counted.
 void Audit::check_table(const Sequence& sequence, size_t group, int64_t stored) {
   const PageTable& table = sequence.tables[group];
   const int32_t page_size = core_.group(group).page_size;

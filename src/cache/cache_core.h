@@ -1,4 +1,5 @@
-// What a cache owns. The parts of a cache work on it (cache.h lists them); src/capi never sees it.
+// What a cache owns. The parts of a cache work on it (cache.h lists them); src/capi does not
+// include it.
 #pragma once
 
 #include <algorithm>

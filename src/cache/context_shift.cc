@@ -154,7 +154,7 @@ KeptTokens kept_without(const PageTable& table, int64_t begin, int64_t end) {
   return kept.begin <= kept.sink_end ? KeptTokens{0, 0} : kept;
 }
 
-// Without tokens [begin, end), the table has what the next query of the sequence sees.
+// Without tokens [begin, end), the table has the visible range of the next query of the sequence.
 bool keeps_visible(const GroupSpec& group, const Sequence& sequence, const PageTable& table,
                    int64_t begin, int64_t end) {
   const KeptTokens kept = kept_without(table, begin, end);

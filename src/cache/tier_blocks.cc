@@ -198,7 +198,8 @@ int64_t TierBlocks::pages_for(const TierRun& run, int64_t end) const {
   return pages;
 }
 
-// The last end at which every layer group has what the next query sees, and there is room.
+// The last end at which every layer group has the visible range of the next query, and there is
+// room.
 int64_t TierBlocks::best_end(const TierRun& run, int64_t found, int64_t room) const {
   const BlockShape& blocks = core_.index.blocks().shape;
   std::vector<int64_t> gap_ends(blocks.groups.size(), 0);  // In pages of the table.

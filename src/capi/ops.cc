@@ -64,7 +64,7 @@ void read_attn(OpOptions* out) {
          "opt.attn->spans is set: operators have causal (full = 0) and full attention only");
   if (out->opt.full == 1 && out->attn.window != 0) {
     fail_with(KVC_E_UNSUPPORTED, out->attn.window,
-              "opt.attn->window = %lld with opt.full = 1: a row that sees all keys has no window",
+              "opt.attn->window = %lld with opt.full = 1: a row with all keys has no window",
               static_cast<long long>(out->attn.window));
   }
 }

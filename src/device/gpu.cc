@@ -306,7 +306,8 @@ void DeviceOrder::used(cuda::Stream stream) noexcept {
   const cuda::BackendTable& table = *device_.table;
   cuda::Failure failure{};
   int32_t capturing = 0;
-  // A stream that cannot be asked (the legacy one beside a capture) was given nothing either.
+  // A stream that cannot be asked (the legacy one while another is under capture) was given nothing
+  // either.
   if (table.is_capturing(device_.id, stream, &capturing, &failure) == cuda::Result::kCapture)
     return;
   if (capturing != 0) return;

@@ -23,7 +23,7 @@ struct Entry {
 struct Interval {
   size_t begin, end;
   int64_t common;
-  int64_t num_keys;  // the fewest of a member
+  int64_t num_keys;  // The fewest of a member.
 };
 
 class PrefixFinder {
@@ -144,7 +144,7 @@ class PrefixFinder {
       size_t end;
       int64_t key_end;
     };
-    std::vector<Taken> around;  // the prefixes that hold the node at hand
+    std::vector<Taken> around;  // The prefixes that hold the node at hand.
     for (const Interval& node : nodes_) {
       while (!around.empty() && around.back().end <= node.begin) around.pop_back();
       if (around.size() == kPrefixLevels) continue;
@@ -187,13 +187,13 @@ class CpuPrice final : public SharingPrice {
   }
   bool pays(const PrefixMembers& members, int64_t num_keys) const override {
     const auto keys = static_cast<double>(num_keys), rows = static_cast<double>(members.num_rows);
-    const auto pieces = static_cast<double>(ceil_div(num_keys, kPrefixKeys));
+    const auto splits = static_cast<double>(ceil_div(num_keys, kPrefixKeys));
     const double partial_bytes =
-        pieces * rows * shape_.num_q_heads * (2.0 + shape_.v_dim) * sizeof(float);
+        splits * rows * shape_.num_q_heads * (2.0 + shape_.v_dim) * sizeof(float);
     const double together = keys * bytes_per_key() / costs_.packed_bytes_per_second +
                             rows * keys * flops_per_key() / costs_.tile_flops_per_second +
                             2 * partial_bytes / costs_.bytes_per_second +
-                            (pieces + static_cast<double>(members.count)) * costs_.seconds_per_item;
+                            (splits + static_cast<double>(members.count)) * costs_.seconds_per_item;
     return together < keys * members.work[0] * (1 - costs_.smallest_gain);
   }
 
@@ -244,7 +244,7 @@ void SharedEntries::build(const std::vector<CommonPrefix>& found,
     entry.row_map = row_maps_.data() + next;
     entry.row_positions = row_positions_.data() + next;
     entry.row_begin = entry.num_rows = entry.position = 0;
-    entry.first_key_end = prefix.key_end;  // rows of causal calls would see more: items end here
+    entry.first_key_end = prefix.key_end;  // Rows of causal calls would see more: items end here.
     entry.key_begins = entry.key_ends = nullptr;
     entry.tree_mask = nullptr;
     entry.sink_end = entry.tree_begin = entry.tree_words = 0;

@@ -58,15 +58,16 @@ class Engine {
 
   // Before a prepared batch changes anything: whether the forward can be begun on this stream. May
   // wait for the device. Throws UNSUPPORTED, DEVICE; INVALID_STATE: the stream cannot be used
-  // beside a capture, or no more steps can be sent before graphs that were captured are launched.
+  // while a stream is under capture, or no more steps can be sent before graphs that were captured
+  // are launched.
   virtual void check_begin(const Batch& batch, const ForwardMode& mode,
                            CallStream stream) const = 0;
   // Copies the shared pages that are to be written; a device is sent the step.
   virtual void begin(Forward& forward, const ForwardMode& mode, CallStream stream) = 0;
-  // Nothing more is enqueued for it. At its end, states that were not set are those of before, if
-  // any was. Throws INVALID_STATE, and the forward stays open: it was captured and the capture is
-  // over, or a capture that it is no part of forbids the use of its stream. The first of these does
-  // not keep it from being aborted.
+  // Nothing more is enqueued for the forward. Where some state of a sequence was set, those that
+  // were not are copied from before the forward. Throws INVALID_STATE, and the forward stays open:
+  // (a) it was captured, and the capture is over, which an aborted forward may be; (b) its stream
+  // cannot be used, because another capture is running.
   virtual void close(Forward& forward, bool aborted) = 0;
 
   // Appends k and v first when they are given (kAll, kCross).

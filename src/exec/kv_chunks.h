@@ -1,5 +1,5 @@
-// The keys visible to rows of a sequence, cut into KV chunks for work items. Pure functions of the
-// sequence: the bits of a result depend on nothing else.
+// The keys visible to rows of a sequence, split into KV chunks for work items. Pure functions of
+// the sequence: the bits of a result depend on nothing else.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,12 @@ struct KvChunk {
 };
 
 // The keys visible to token rows [row_begin, row_end): [0, sink_end) and [begin, end). sink_end is
-// 0 when no gap lies between the two. Keys before turn_end meet Q that is rotated otherwise, so
+// 0 when no gap lies between the two. Keys before sink_q_end meet Q that is rotated otherwise, so
 // that chunks end there.
 struct VisibleKeys {
   int64_t sink_end;
   int64_t begin, end;
-  int64_t turn_end = 0;
+  int64_t sink_q_end = 0;
 
   int64_t count() const { return sink_end + (end > begin ? end - begin : 0); }
 };

@@ -8,7 +8,7 @@ using kernels::AppendParams;
 using kernels::AttnParams;
 using kernels::TokenRows;
 
-KeyView key_view(const Spec& spec, const AttnCall& call, const AttnOptions& options) {
+KeySelection key_selection(const Spec& spec, const AttnCall& call, const AttnOptions& options) {
   const LayerSpec& source = spec.layers[call.layer.source];
   const bool on_read = spec.rotates_on_read(call.layer.rope);
   return {.scope = call.scope,

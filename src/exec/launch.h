@@ -10,8 +10,8 @@
 
 namespace kvc {
 
-// The view of the batch that a call needs.
-KeyView key_view(const Spec& spec, const AttnCall& call, const AttnOptions& options);
+// What a call selects of the keys of the batch.
+KeySelection key_selection(const Spec& spec, const AttnCall& call, const AttnOptions& options);
 
 // Rows of a call are its last ones of each sequence, so that each is masked from its own position
 // on.
@@ -41,17 +41,17 @@ kernels::AppendParams append_params(const Spec& spec, const LayerSpec& layer,
 
 // The rotations of Q, and of K where it is rotated on read.
 template <typename Tables>
-void set_rotations(const Spec& spec, const AttnCall& call, bool turns_apart, Tables&& tables,
-                   kernels::AttnParams* params) {
+void set_rotations(const Spec& spec, const AttnCall& call, bool has_two_q_rotations,
+                   Tables&& tables, kernels::AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int32_t begin =
       call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
   params->q_rotation = params->sink_q_rotation = tables.tokens(layer.rope).from(begin);
   if (!spec.rotates_on_read(layer.rope)) {
-    if (turns_apart) params->sink_q_rotation = tables.heads(layer.rope).from(begin);
+    if (has_two_q_rotations) params->sink_q_rotation = tables.heads(layer.rope).from(begin);
     return;
   }
-  if (turns_apart) params->sink_q_rotation = tables.sinks(layer.rope).from(begin);
+  if (has_two_q_rotations) params->sink_q_rotation = tables.sinks(layer.rope).from(begin);
   tables.keys(layer.rope, params->k_rotations);
   params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
 }

@@ -26,7 +26,7 @@ constexpr double kFlopsPerSecond = 50e9;
 // heads.
 constexpr int64_t kTasksPerThread = 4, kStepTasksPerThread = 2;
 
-// dimension 1 of [>= T, heads, dim], 0 when the tensor is not of that kind: view_rows says what is
+// Dimension 1 of [>= T, heads, dim], 0 when the tensor is not of that kind: view_rows says what is
 // wrong then.
 int64_t heads_of(const DLTensor* tensor) {
   return tensor != nullptr && tensor->ndim == 3 && tensor->shape != nullptr ? tensor->shape[1] : 0;
@@ -67,18 +67,19 @@ void secure_scratch(LinearWorkspace& workspace, const Executor& executor, size_t
   for (AlignedBuffer& scratch : workspace.scratch) scratch.ensure(bytes);
 }
 
-// Cuts `units` (heads, channels) of every sequence into pieces of `piece` and runs them, on threads
-// when that pays.
+// Cuts `units` (heads, channels) of every sequence into tasks_each_sequence of `units_each` and
+// runs them, on threads when that pays.
 template <typename Run>
-void run_pieces(Executor& executor, LinearWorkspace& workspace, int64_t num_sequences,
-                int64_t units, int64_t piece, double seconds, Run&& run) {
-  const int64_t pieces = ceil_div(units, piece);
+void run_tasks(Executor& executor, LinearWorkspace& workspace, int64_t num_sequences, int64_t units,
+               int64_t units_each, double seconds, Run&& run) {
+  const int64_t tasks_each_sequence = ceil_div(units, units_each);
   const auto one = [&](int64_t task, int32_t worker) {
-    const int64_t begin = task % pieces * piece;
-    run(static_cast<int32_t>(task / pieces), static_cast<int32_t>(begin),
-        static_cast<int32_t>(std::min(units, begin + piece)), workspace.scratch[worker].data());
+    const int64_t begin = task % tasks_each_sequence * units_each;
+    run(static_cast<int32_t>(task / tasks_each_sequence), static_cast<int32_t>(begin),
+        static_cast<int32_t>(std::min(units, begin + units_each)),
+        workspace.scratch[worker].data());
   };
-  const int64_t num_tasks = num_sequences * pieces;
+  const int64_t num_tasks = num_sequences * tasks_each_sequence;
   if (seconds < kWorthThreads) {
     for (int64_t task = 0; task < num_tasks; ++task) one(task, 0);
   } else {
@@ -87,8 +88,8 @@ void run_pieces(Executor& executor, LinearWorkspace& workspace, int64_t num_sequ
 }
 
 // Units of a task: so many tasks for every thread, each a multiple of `together`.
-int64_t piece_of(const Executor& executor, int64_t tasks_each, int64_t num_sequences, int64_t units,
-                 int64_t together) {
+int64_t units_per_task(const Executor& executor, int64_t tasks_each, int64_t num_sequences,
+                       int64_t units, int64_t together) {
   if (executor.concurrency() == 1) return std::max<int64_t>(1, units);
   const int64_t wanted =
       std::max<int64_t>(1, num_sequences * units / (tasks_each * executor.concurrency()));
@@ -201,29 +202,30 @@ void run_linear(const kernels::cpu::KernelTable& table, Executor& executor,
   // Heads of one q and k head share its part of a chunk: small groups stay in one task.
   const int64_t group = params.num_heads / params.num_k_heads;
   const int64_t together = longest > 1 && group <= 4 ? group : 1;
-  run_pieces(executor, workspace, num_sequences, params.num_heads,
-             piece_of(executor, longest > 1 ? kTasksPerThread : kStepTasksPerThread, num_sequences,
-                      params.num_heads, together),
-             bytes / kBytesPerSecond + flops / kFlopsPerSecond,
-             [&](int32_t sequence, int32_t begin, int32_t end, void* scratch) {
-               table.linear(params, sequence, begin, end, scratch);
-             });
+  run_tasks(executor, workspace, num_sequences, params.num_heads,
+            units_per_task(executor, longest > 1 ? kTasksPerThread : kStepTasksPerThread,
+                           num_sequences, params.num_heads, together),
+            bytes / kBytesPerSecond + flops / kFlopsPerSecond,
+            [&](int32_t sequence, int32_t begin, int32_t end, void* scratch) {
+              table.linear(params, sequence, begin, end, scratch);
+            });
 }
 
 void run_conv(const kernels::cpu::KernelTable& table, Executor& executor,
               LinearWorkspace& workspace, const ConvParams& params, int64_t num_sequences) {
-  constexpr int64_t kChannelsTogether = 256;  // whole lines of x and out, whatever their type
-  constexpr double kBytesPerInput = 16;       // read and written, with the weights' share
+  constexpr int64_t kChannelsTogether = 256;  // Whole lines of x and out, whatever their type.
+  constexpr double kBytesPerInput = 16;       // Read and written, with the weights' share.
   if (num_sequences == 0) return;
   int64_t rows = 0;
   for (int64_t i = 0; i < num_sequences; ++i) rows += params.sequences[i].num_rows + params.width;
   secure_scratch(workspace, executor, table.conv_scratch_bytes(params));
-  run_pieces(executor, workspace, num_sequences, params.channels,
-             piece_of(executor, kTasksPerThread, num_sequences, params.channels, kChannelsTogether),
-             static_cast<double>(rows) * params.channels * kBytesPerInput / kBytesPerSecond,
-             [&](int32_t sequence, int32_t begin, int32_t end, void* scratch) {
-               table.conv(params, sequence, begin, end, scratch);
-             });
+  run_tasks(
+      executor, workspace, num_sequences, params.channels,
+      units_per_task(executor, kTasksPerThread, num_sequences, params.channels, kChannelsTogether),
+      static_cast<double>(rows) * params.channels * kBytesPerInput / kBytesPerSecond,
+      [&](int32_t sequence, int32_t begin, int32_t end, void* scratch) {
+        table.conv(params, sequence, begin, end, scratch);
+      });
 }
 
 }  // namespace kvc

@@ -19,8 +19,8 @@ struct LinearTensors {
   const DLTensor* q;
   const DLTensor* k;
   const DLTensor* v;
-  const DLTensor* decay;  // nullable
-  const DLTensor* beta;   // nullable
+  const DLTensor* decay;  // Nullable
+  const DLTensor* beta;   // Nullable
   const DLTensor* out;
 };
 
@@ -44,7 +44,7 @@ kernels::LinearParams read_linear(const kvc_linear_opt& opt, const char* name,
 struct ConvTensors {
   const DLTensor* x;
   const DLTensor* weight;
-  const DLTensor* bias;  // nullable
+  const DLTensor* bias;  // Nullable
   const DLTensor* out;
 };
 struct ConvShape {

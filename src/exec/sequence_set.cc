@@ -30,22 +30,22 @@ void check_call_window(const Sequence& sequence, int64_t window) {
 
 }  // namespace
 
-void check_view(const Forward& forward, const KeyView& view) {
-  if (view.scope == KeyScope::kCross) return;
+void check_selection(const Forward& forward, const KeySelection& selection) {
+  if (selection.scope == KeyScope::kCross) return;
   for (const BatchEntry& entry : forward.batch().entries()) {
-    if (view.scope == KeyScope::kNew && entry.is_tree && entry.old_nodes != 0) {
+    if (selection.scope == KeyScope::kNew && entry.is_tree && entry.old_nodes != 0) {
       fail_with(KVC_E_UNSUPPORTED, entry.old_nodes,
                 "attention among new tokens of sequence %lld: its token tree has %lld nodes of "
                 "earlier forwards",
                 ll(entry.sequence->id), ll(entry.old_nodes));
     }
-    check_call_window(*entry.sequence, view.window);
+    check_call_window(*entry.sequence, selection.window);
   }
 }
 
-void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
+void SequenceSet::build(Forward& forward, const Spec& spec, const KeySelection& selection,
                         const std::vector<Span>* spans, HostCosSin& cos_sin) {
-  check_view(forward, view);
+  check_selection(forward, selection);
   const std::vector<BatchEntry>& entries = forward.batch().entries();
   sequences_.clear();
   sequences_.reserve(entries.size());
@@ -56,29 +56,29 @@ void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
   positions_.clear();
   mask_begin_.assign(entries.size(), -1);
   position_begin_.assign(entries.size(), -1);
-  turns_apart_ = false;
-  for (const BatchEntry& entry : entries) add_entry(forward, spec, view, entry, cos_sin);
+  has_two_q_rotations_ = false;
+  for (const BatchEntry& entry : entries) add_entry(forward, spec, selection, entry, cos_sin);
   // The arrays are complete and don't move any more.
   for (size_t i = 0; i < sequences_.size(); ++i) {
     if (mask_begin_[i] >= 0) sequences_[i].tree_mask = masks_.data() + mask_begin_[i];
     if (position_begin_[i] >= 0)
       sequences_[i].key_positions = positions_.data() + position_begin_[i];
   }
-  if (spans != nullptr) add_spans(view, entries, *spans);
+  if (spans != nullptr) add_spans(selection, entries, *spans);
 }
 
-void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& view,
+void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeySelection& selection,
                             const BatchEntry& entry, HostCosSin& cos_sin) {
-  const bool is_cross = view.scope == KeyScope::kCross;
+  const bool is_cross = selection.scope == KeyScope::kCross;
   AttnSequence sequence{};
-  const PageList& pages = entry.sequence->tables[view.group].pages;
+  const PageList& pages = entry.sequence->tables[selection.group].pages;
   sequence.pages = pages.data();
   sequence.gap = pages.gap();
   sequence.row_begin = entry.row_begin;
   sequence.num_rows = entry.append_length;
   sequence.position = entry.old_stored(false);
-  int64_t first_key = 0;  // token index of key 0
-  switch (view.scope) {
+  int64_t first_key = 0;  // Token index of key 0.
+  switch (selection.scope) {
     case KeyScope::kAll: sequence.first_key_end = entry.old_stored(false) + 1; break;
     case KeyScope::kCached: sequence.first_key_end = entry.old_length; break;
     case KeyScope::kNew:
@@ -91,30 +91,30 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
     case KeyScope::kCross: sequence.first_key_end = entry.new_stored(true); break;
   }
   if (!is_cross) {
-    narrow(spec, view, entry, first_key, sequence);
-    if (entry.is_tree && view.scope != KeyScope::kCached)
-      add_tree(spec, view, entry, first_key, sequence);
-    if (view.needs_positions) add_positions(forward, view, entry, sequence);
-    if (view.rope >= 0) {
-      sequence.k_rotation_index = forward.uses_long(view.rope, entry) ? 1 : 0;
+    narrow(spec, selection, entry, first_key, sequence);
+    if (entry.is_tree && selection.scope != KeyScope::kCached)
+      add_tree(spec, selection, entry, first_key, sequence);
+    if (selection.needs_positions) add_positions(forward, selection, entry, sequence);
+    if (selection.rope >= 0) {
+      sequence.k_rotation_index = forward.uses_long(selection.rope, entry) ? 1 : 0;
       sequence.own_k_rotation =
-          cos_sin.own_keys(forward, view.rope, entry, &sequence.own_rotation_begin);
+          cos_sin.own_keys(forward, selection.rope, entry, &sequence.own_rotation_begin);
       sequence.own_rotation_begin -= first_key;
     }
   }
-  if (!is_cross && view.has_leads && entry.sequence->lead.ahead != 0)
-    sequence.turn_end = std::max<int64_t>(0, entry.sequence->lead.begin - first_key);
-  turns_apart_ = turns_apart_ || sequence.turn_end > 0;
+  if (!is_cross && selection.has_leads && entry.sequence->lead.ahead != 0)
+    sequence.sink_q_end = std::max<int64_t>(0, entry.sequence->lead.begin - first_key);
+  has_two_q_rotations_ = has_two_q_rotations_ || sequence.sink_q_end > 0;
   sequences_.push_back(sequence);
 }
 
 // Windows, chunks, sinks. Leaves the sequence plain where they hide nothing and no query turns
 // differently for its sinks: those are an item of their own from the first row on, so that a row's
 // bits do not depend on the rows beside it.
-void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry,
+void SequenceSet::narrow(const Spec& spec, const KeySelection& selection, const BatchEntry& entry,
                          int64_t first_key, AttnSequence& sequence) {
-  const GroupSpec& group = spec.groups[view.group];
-  const kernels::Windows<int64_t> windows = windows_of(group, *entry.sequence, view.window);
+  const GroupSpec& group = spec.groups[selection.group];
+  const kernels::Windows<int64_t> windows = windows_of(group, *entry.sequence, selection.window);
   if (!windows.narrow()) return;
   bool hides = false;
   for (int64_t row = 0; row < entry.append_length; ++row) {
@@ -125,18 +125,18 @@ void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry
     hides = hides || begin > 0;
     key_begins_[entry.row_begin + row] = static_cast<int32_t>(begin);
   }
-  const bool splits_sinks = view.rope >= 0 && sequence.sink_end > 0;
+  const bool splits_sinks = selection.rope >= 0 && sequence.sink_end > 0;
   if (!hides && !splits_sinks) {
     sequence.sink_end = 0;
     return;
   }
   sequence.key_begins = key_begins_.data() + entry.row_begin;
-  if (splits_sinks) sequence.turn_end = sequence.sink_end;
+  if (splits_sinks) sequence.sink_q_end = sequence.sink_end;
 }
 
-void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEntry& entry,
+void SequenceSet::add_tree(const Spec& spec, const KeySelection& selection, const BatchEntry& entry,
                            int64_t first_key, AttnSequence& sequence) {
-  const GroupSpec& group = spec.groups[view.group];
+  const GroupSpec& group = spec.groups[selection.group];
   const TokenTree& tree = entry.sequence->tree;
   sequence.tree_begin = entry.old_length - first_key;
   sequence.tree_words = (tree.size() + 63) / 64;
@@ -144,7 +144,8 @@ void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEnt
   masks_.resize(masks_.size() + static_cast<size_t>(entry.append_length * sequence.tree_words), 0);
   uint64_t* bits = masks_.data() + mask_begin_[sequences_.size()];
   for (int64_t row = 0; row < entry.append_length; ++row, bits += sequence.tree_words) {
-    const KeyRange keys = keys_of_query(group, *entry.sequence, row_index(entry, row), view.window);
+    const KeyRange keys =
+        keys_of_query(group, *entry.sequence, row_index(entry, row), selection.window);
     for (int64_t node = entry.old_nodes + row; node >= 0; node = tree.parents[node]) {
       const int64_t index = entry.old_length + tree.depths[node];
       if (keys.contains(index)) bits[node / 64] |= uint64_t{1} << (node % 64);
@@ -153,29 +154,29 @@ void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEnt
 }
 
 // Where a key's position is not its place: tokens that were shifted, nodes of a tree.
-void SequenceSet::add_positions(Forward& forward, const KeyView& view, const BatchEntry& entry,
-                                AttnSequence& sequence) {
+void SequenceSet::add_positions(Forward& forward, const KeySelection& selection,
+                                const BatchEntry& entry, AttnSequence& sequence) {
   const Sequence& source = *entry.sequence;
   if (source.segments.empty() && !entry.is_tree) return;
   const int32_t* rows = forward.token_positions() + entry.row_begin;
   sequence.row_positions = rows;
   position_begin_[sequences_.size()] = static_cast<int64_t>(positions_.size());
-  if (view.scope == KeyScope::kNew) {
+  if (selection.scope == KeyScope::kNew) {
     positions_.insert(positions_.end(), rows, rows + entry.append_length);
     return;
   }
-  forward.append_key_positions(entry, 0, view.scope == KeyScope::kCached, &positions_);
+  forward.append_key_positions(entry, 0, selection.scope == KeyScope::kCached, &positions_);
 }
 
-void SequenceSet::add_spans(const KeyView& view, const std::vector<BatchEntry>& entries,
+void SequenceSet::add_spans(const KeySelection& selection, const std::vector<BatchEntry>& entries,
                             const std::vector<Span>& spans) {
-  if (view.scope != KeyScope::kAll && view.scope != KeyScope::kNew) return;
+  if (selection.scope != KeyScope::kAll && selection.scope != KeyScope::kNew) return;
   int64_t num_rows = 0;
   for (const BatchEntry& entry : entries) num_rows += entry.append_length;
   key_ends_.resize(num_rows);
   for (size_t i = 0; i < entries.size(); ++i) {
     const BatchEntry& entry = entries[i];
-    const int64_t first_key = view.scope == KeyScope::kNew ? entry.old_length : 0;
+    const int64_t first_key = selection.scope == KeyScope::kNew ? entry.old_length : 0;
     int32_t* ends = key_ends_.data() + entry.row_begin;
     for (int64_t row = 0; row < entry.append_length; ++row)
       ends[row] = static_cast<int32_t>(entry.old_length + row + 1 - first_key);

@@ -25,7 +25,7 @@ struct Span {
   int32_t end;
 };
 
-struct KeyView {
+struct KeySelection {
   KeyScope scope = KeyScope::kAll;
   int32_t group = 0;
   int64_t window = 0;            // Window of the call; 0: none.
@@ -33,35 +33,35 @@ struct KeyView {
   int32_t rope = -1;             // RoPE of keys rotated on read; -1: none.
   bool has_leads = false;        // Keys are stored rotated, and some sequence has a KeyLead.
 
-  bool operator==(const KeyView&) const = default;
+  bool operator==(const KeySelection&) const = default;
 };
 
 // Throws UNSUPPORTED: kNew over a token tree of several forwards; OUT_OF_RANGE: the call's window
 // reaches beyond the sink tokens of a sequence.
-void check_view(const Forward& forward, const KeyView& view);
+void check_selection(const Forward& forward, const KeySelection& selection);
 
 class HostCosSin;
 
 class SequenceSet {
  public:
-  // `spans` ascending per entry. Throws std::bad_alloc and what check_view throws.
-  void build(Forward& forward, const Spec& spec, const KeyView& view,
+  // `spans` ascending per entry. Throws std::bad_alloc and what check_selection throws.
+  void build(Forward& forward, const Spec& spec, const KeySelection& selection,
              const std::vector<Span>* spans, HostCosSin& cos_sin);
 
   const std::vector<kernels::AttnSequence>& sequences() const { return sequences_; }
-  // Q is rotated in two ways: AttnSequence::turn_end is set somewhere.
-  bool turns_apart() const { return turns_apart_; }
+  // Q is rotated in two ways: AttnSequence::sink_q_end is set somewhere.
+  bool has_two_q_rotations() const { return has_two_q_rotations_; }
 
  private:
-  void add_entry(Forward& forward, const Spec& spec, const KeyView& view, const BatchEntry& entry,
-                 HostCosSin& cos_sin);
-  void narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry, int64_t first_key,
-              kernels::AttnSequence& sequence);
-  void add_tree(const Spec& spec, const KeyView& view, const BatchEntry& entry, int64_t first_key,
-                kernels::AttnSequence& sequence);
-  void add_positions(Forward& forward, const KeyView& view, const BatchEntry& entry,
+  void add_entry(Forward& forward, const Spec& spec, const KeySelection& selection,
+                 const BatchEntry& entry, HostCosSin& cos_sin);
+  void narrow(const Spec& spec, const KeySelection& selection, const BatchEntry& entry,
+              int64_t first_key, kernels::AttnSequence& sequence);
+  void add_tree(const Spec& spec, const KeySelection& selection, const BatchEntry& entry,
+                int64_t first_key, kernels::AttnSequence& sequence);
+  void add_positions(Forward& forward, const KeySelection& selection, const BatchEntry& entry,
                      kernels::AttnSequence& sequence);
-  void add_spans(const KeyView& view, const std::vector<BatchEntry>& entries,
+  void add_spans(const KeySelection& selection, const std::vector<BatchEntry>& entries,
                  const std::vector<Span>& spans);
 
   std::vector<kernels::AttnSequence> sequences_;
@@ -71,7 +71,7 @@ class SequenceSet {
   std::vector<uint64_t> masks_;                       // Masks of all token trees.
   std::vector<int32_t> positions_;                    // Positions of all keys that need them.
   std::vector<int64_t> mask_begin_, position_begin_;  // Per sequence; -1: none.
-  bool turns_apart_ = false;
+  bool has_two_q_rotations_ = false;
 };
 
 }  // namespace kvc

@@ -235,40 +235,40 @@ void CpuOperators::rotate(const TokenRows& x, const TokenRows& out, int32_t num_
 
 void CpuOperators::gather(const OpPool& pool, const OpSequenceTensors& sequences,
                           const TokenRows& k_out, const TokenRows& v_out) {
-  struct Piece {
+  struct GatherTask {
     int32_t sequence;
     int64_t key_begin, key_end;
     int64_t row;
   };
-  std::vector<Piece> pieces;
+  std::vector<GatherTask> tasks;
   int64_t row = 0;
   for (int32_t i = 0; i < sequences.num_sequences; ++i) {
     for (int64_t key = 0, end; key < sequences.seq_lens[i]; row += end - key, key = end) {
       end = std::min<int64_t>(key + kGatherKeys, sequences.seq_lens[i]);
-      pieces.push_back({i, key, end, row});
+      tasks.push_back({i, key, end, row});
     }
   }
-  const auto move = [&](const Piece& piece, const PagedRows& from, int32_t dim, TokenRows out) {
+  const auto move = [&](const GatherTask& task, const PagedRows& from, int32_t dim, TokenRows out) {
     if (out.base == nullptr) return;
-    out.base += piece.row * out.token_stride;
+    out.base += task.row * out.token_stride;
     kernels_->gather({.rows = from,
-                      .pages = pages_of(sequences, piece.sequence),
+                      .pages = pages_of(sequences, task.sequence),
                       .out = out,
                       .page_size = pool.page_size,
                       .num_heads = pool.num_heads,
                       .dim = dim},
-                     piece.key_begin, piece.key_end);
+                     task.key_begin, task.key_end);
   };
-  const auto move_piece = [&](int64_t index, int32_t) {
-    move(pieces[index], pool.k, pool.k_dim, k_out);
-    move(pieces[index], pool.v, pool.v_dim, v_out);
+  const auto move_task = [&](int64_t index, int32_t) {
+    move(tasks[index], pool.k, pool.k_dim, k_out);
+    move(tasks[index], pool.v, pool.v_dim, v_out);
   };
   const double bytes = 4.0 * static_cast<double>(row) * pool.num_heads * (pool.k_dim + pool.v_dim);
-  const auto num_pieces = static_cast<int64_t>(pieces.size());
+  const auto num_tasks = static_cast<int64_t>(tasks.size());
   if (bytes / kCopyBytesPerSecond < kWorthThreads) {
-    for (int64_t index = 0; index < num_pieces; ++index) move_piece(index, 0);
+    for (int64_t index = 0; index < num_tasks; ++index) move_task(index, 0);
   } else {
-    executor_.run(num_pieces, move_piece);
+    executor_.run(num_tasks, move_task);
   }
 }
 

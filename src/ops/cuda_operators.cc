@@ -270,7 +270,7 @@ void CudaOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t
     num_runs += half.outer_count * half.inner_count;
   if (num_runs > INT32_MAX) {
     fail_with(KVC_E_UNSUPPORTED, num_runs,
-              "a page of the pool lies in %lld pieces: on a device at most %d",
+              "a page of the pool lies in %lld parts: on a device at most %d",
               static_cast<long long>(num_runs), INT32_MAX);
   }
   Scratch scratch(stream_);

@@ -71,17 +71,17 @@ class PagePool {
   const std::vector<LayerPages>& regions() const { return regions_; }
   // A part of every page that lies together: a region, or the whole page where its regions do. Page
   // p at base + p * stride.
-  struct Piece {
+  struct Stripe {
     std::byte* base;
     int64_t stride;
     int64_t bytes;
-    int64_t offset;  // In the packed page, whose pieces lie one behind the other.
+    int64_t offset;  // In the packed page, whose stripes lie one behind the other.
   };
-  int64_t num_pieces() const {
+  int64_t num_stripes() const {
     const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
     return is_whole && !regions_.empty() ? 1 : static_cast<int64_t>(regions_.size());
   }
-  Piece piece(int64_t index) const {
+  Stripe stripe(int64_t index) const {
     const auto region = static_cast<size_t>(index);
     const Layout& layout = plan_->layout();
     const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;

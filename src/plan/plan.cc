@@ -325,7 +325,7 @@ void describe_layers(const Plan& plan, std::string& text) {
 void describe_groups(const Plan& plan, std::string& text) {
   const Spec& spec = plan.spec();
   if (spec.groups.empty()) return;
-  append_format(text, "\n%-5s  %-18s %6s %11s %12s %12s %16s %14s  %s\n", "group", "sees", "layers",
+  append_format(text, "\n%-5s  %-18s %6s %11s %12s %12s %16s %14s  %s\n", "group", "keys", "layers",
                 "tokens/page", "bytes/token", "of a page", "padding", "pages/request",
                 "first layer");
   for (size_t i = 0; i < spec.groups.size(); ++i) {
@@ -336,14 +336,14 @@ void describe_groups(const Plan& plan, std::string& text) {
       bytes_per_token += plan.layout().layers[layer].bytes_per_token;
     }
     const int64_t page_bytes = plan.layout().page_bytes, padding = page_bytes - used;
-    std::string sees = group_kind_name(group);
-    if (group.is_windowed()) sees += " " + std::to_string(group.window + group.chunk);
+    std::string keys = group_kind_name(group);
+    if (group.is_windowed()) keys += " " + std::to_string(group.window + group.chunk);
     char share[48];
     print(share, sizeof share, "%s %4.1f %%", bytes_text(padding).c_str(),
           page_bytes == 0 ? 0.0
                           : 100.0 * static_cast<double>(padding) / static_cast<double>(page_bytes));
     append_format(
-        text, "%5zu  %-18s %6zu %11d %12lld %12s %16s %14lld  %s\n", i, sees.c_str(),
+        text, "%5zu  %-18s %6zu %11d %12lld %12s %16s %14lld  %s\n", i, keys.c_str(),
         group.layers.size(), group.page_size, ll(bytes_per_token), bytes_text(used).c_str(), share,
         ll(plan.request_pages(group, plan.reference_tokens())),
         group.layers.empty() ? "none here"

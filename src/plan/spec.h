@@ -95,8 +95,8 @@ struct Spec {
   int64_t event_capacity = 0;
   int32_t max_seqs = 0;                // 0: no limit.
   int64_t max_tokens_per_forward = 0;  // 0: no limit.
-  // Tokens that a layer's window keeps beside those that the next query sees, so that so many can
-  // be popped: forwards_in_flight * max_tokens_per_forward where the caller set both.
+  // Tokens that a layer's window keeps beside the visible range of the next query, so that so many
+  // can be popped: forwards_in_flight * max_tokens_per_forward where the caller set both.
   int64_t window_reserve = 0;
   int64_t max_seq_len = 0;    // 0: the pages are the limit.
   int64_t max_cross_len = 0;  // 0: no limit.

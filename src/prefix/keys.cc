@@ -61,7 +61,7 @@ namespace {
 static_assert(SHA256_DIGEST_LENGTH == KVC_HASH_BYTES);
 constexpr char kRootLabel[] = "kvcache-prefix-1";
 
-// Collects small pieces, so that most keys take one call of SHA256_Update.
+// Collects short runs of bytes, so that most keys take one call of SHA256_Update.
 class Digest {
  public:
   Digest() noexcept { SHA256_Init(&context_); }

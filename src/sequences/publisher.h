@@ -61,7 +61,7 @@ class Publisher {
   // Makes room for so many tokens of a hit, and two states. Throws std::bad_alloc.
   void reserve(int64_t num_tokens, Sequence* sequence) const;
   // Sets tables, state and checkpoint of a sequence whose tokens are `match`. All pages that its
-  // next query sees are on the device. References are not counted yet.
+  // next query reads are on the device. References are not counted yet.
   void fill(const PrefixMatch& match, Sequence* sequence) const noexcept;
   // Pages of the match that are on the host.
   void list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const;

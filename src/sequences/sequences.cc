@@ -330,9 +330,9 @@ class GroupView {
     if (!keeps_sinks(keys, position)) return table_.sink_kept;
     if (table_.keeps(keys.begin, position)) return position - position % group_.page_size;
     // Keys of [keys.begin, position) are missing, for all positions in that range too. The next
-    // candidate sees only itself, as at the begin of a chunk, or lies among the sink tokens.
-    const bool sees_itself_only = keys_of_query(group_, sequence_, keys.begin).begin == keys.begin;
-    return std::max(sees_itself_only ? keys.begin : 0, table_.sink_kept);
+    // candidate has no visible key but itself, as at the begin of a chunk, or is a sink token.
+    const bool is_alone = keys_of_query(group_, sequence_, keys.begin).begin == keys.begin;
+    return std::max(is_alone ? keys.begin : 0, table_.sink_kept);
   }
   // The next higher one; at most `length`, which is allowed.
   int64_t higher_candidate(int64_t position, int64_t length) const {
@@ -341,8 +341,8 @@ class GroupView {
     if (table_.keeps(keys.begin, position))
       return std::min(length, (position / group_.page_size + 1) * group_.page_size);
     const int64_t next = first_visible_from(keys.begin + 1, position, length);
-    const bool sees_itself_only = keys_of_query(group_, sequence_, next).begin == next;
-    return sees_itself_only ? next : first_visible_from(table_.kept_begin, position, length);
+    const bool is_alone = keys_of_query(group_, sequence_, next).begin == next;
+    return is_alone ? next : first_visible_from(table_.kept_begin, position, length);
   }
 
  private:

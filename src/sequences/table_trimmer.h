@@ -25,8 +25,8 @@ class TableTrimmer {
   void truncate(Sequence& sequence, int64_t tokens) noexcept;
   // Drops entries [begin, end) of a table.
   void drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept;
-  // Drops the pages that no later query sees. Call it after every change of the committed length
-  // or of the windows.
+  // Drops the pages outside the visible ranges of all later queries. Call it after every change of
+  // the committed length or of the windows.
   void drop_hidden(Sequence& sequence) noexcept {
     if ((has_windows_ && sequence.length >= sequence.next_drop) || sequence.window != 0)
       drop_behind_windows(sequence);

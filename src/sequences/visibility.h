@@ -31,7 +31,7 @@ inline KeyRange keys_of_sequence(const Sequence& sequence, int64_t index) {
 }
 
 // First token that a layer group keeps when its window has to be right for queries from token
-// `index` on. That of the sequence keeps what the next query sees.
+// `index` on. That of the sequence keeps the visible range of the next query.
 inline int64_t first_kept_key(const GroupSpec& group, const Sequence& sequence, int64_t index) {
   const KeyRange of_sequence = keys_of_sequence(sequence, sequence.length);
   const bool hides = of_sequence.begin > of_sequence.sink_end;

@@ -48,17 +48,17 @@ inline kernels::Rotation rotation_of(const RopeSpec& rope, const float* cosines,
 // stay on the caller's thread.
 template <typename Fill>
 void fill_rows(int64_t num_rows, int64_t pairs, Executor& executor, Fill&& fill) {
-  constexpr int64_t kPairsPerPiece = 1024;
+  constexpr int64_t kPairsPerTask = 1024;
   // Several parts per worker, so that a late core does not delay the others.
-  constexpr int64_t kPiecesPerWorker = 4;
-  const int64_t worth = num_rows * pairs / kPairsPerPiece;
-  const int64_t pieces = std::min({worth, num_rows, kPiecesPerWorker * executor.concurrency()});
-  if (pieces < 2 || executor.concurrency() == 1) {
+  constexpr int64_t kTasksPerWorker = 4;
+  const int64_t worth = num_rows * pairs / kPairsPerTask;
+  const int64_t tasks = std::min({worth, num_rows, kTasksPerWorker * executor.concurrency()});
+  if (tasks < 2 || executor.concurrency() == 1) {
     fill(int64_t{0}, num_rows);
     return;
   }
-  executor.run(pieces, [&](int64_t piece, int32_t) {
-    fill(num_rows * piece / pieces, num_rows * (piece + 1) / pieces);
+  executor.run(tasks, [&](int64_t task, int32_t) {
+    fill(num_rows * task / tasks, num_rows * (task + 1) / tasks);
   });
 }
 

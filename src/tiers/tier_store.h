@@ -142,7 +142,7 @@ class TierStore {
   // A full disk takes no writes, and can still be read.
   Breaker puts_breaker_, gets_breaker_;
   Counters counters_;
-  // Tags of values that the tier was seen to have, so that they are not copied for nothing.
+  // Tags of values that the tier is known to have, so that they are not copied for nothing.
   const std::unique_ptr<std::atomic<uint64_t>[]> known_;
   // Last of all: its thread uses the rest.
   std::unique_ptr<PutQueue> queue_;

@@ -36,7 +36,7 @@ KVC_DEVICE void copy_words(std::byte* to, const std::byte* from, int64_t bytes, 
   }
 }
 
-KVC_DEVICE void copy_piece(std::byte* to, const std::byte* from, int64_t bytes) {
+KVC_DEVICE void copy_region(std::byte* to, const std::byte* from, int64_t bytes) {
   const uint64_t any = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) |
                        static_cast<uint64_t>(bytes);
   if (any % 16 == 0) {
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     const PageRegion& from = params.from_layers[layer];
     const PageRegion& to = params.to_layers[layer];
     if (params.group >= 0 && from.group != params.group) continue;
-    copy_piece(to.base + params.to[pair] * to.page_stride,
-               from.base + params.from[pair] * from.page_stride, from.bytes);
+    copy_region(to.base + params.to[pair] * to.page_stride,
+                from.base + params.from[pair] * from.page_stride, from.bytes);
   }
 }
 

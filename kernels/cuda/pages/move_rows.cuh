@@ -16,7 +16,7 @@ constexpr int32_t kWarps = kThreads / 32;
 // Max dims of rotated rows: they pass through shared memory as float32.
 constexpr int32_t kMaxDim = 1024;
 
-// warp. Copies a row of any alignment; `to` and `from` are equal or do not overlap.
+// Warp. Copies a row of any alignment; `to` and `from` are equal or do not overlap.
 KVC_DEVICE void copy_row(std::byte* to, const std::byte* from, int32_t bytes) {
   const uint64_t any = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) |
                        static_cast<uint64_t>(bytes);
@@ -41,7 +41,7 @@ KVC_DEVICE RowAddress address_of_slot(const MoveParams& params, int64_t slot, in
   return address_of(params.rows, params.storage, at.page, head, at.offset);
 }
 
-// warp. Reads a row as float32 into `row`, rotates it, and stores it like append does.
+// Warp. Reads a row as float32 into `row`, rotates it, and stores it like append does.
 KVC_DEVICE void rotate_row(const MoveParams& params, const RowAddress& to, const RowAddress& from,
                            float* row) {
   const Element element = element_of(params.storage, params.rows.dtype);

@@ -24,7 +24,7 @@ KVC_DEVICE float warp_largest(float value) {
   return value;
 }
 
-// warp. NVFP4: lane i of eight has elements 2i and 2i + 1 of a block of 16. dim is a multiple of
+// Warp. NVFP4: lane i of eight has elements 2i and 2i + 1 of a block of 16. dim is a multiple of
 // 16.
 template <typename Value>
 KVC_DEVICE void store_blocks(const RowAddress& to, int32_t dim, const Value& value) {
@@ -45,7 +45,7 @@ KVC_DEVICE void store_blocks(const RowAddress& to, int32_t dim, const Value& val
   }
 }
 
-// warp. value(d) returns element d as float32. It is called once or twice per element, by any lane,
+// Warp. value(d) returns element d as float32. It is called once or twice per element, by any lane,
 // and must not read from `to`.
 template <typename Value>
 KVC_DEVICE void store_row(const RowAddress& to, const RowStorage& storage, kernels::DType dtype,

@@ -53,7 +53,8 @@ KVC_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t count) {
   [[maybe_unused]] const uint32_t at = shared_address(barrier);
   KVC_HOPPER("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }
-// Called by the thread that initialised the barriers, before sync_cta: from then on TMA sees them.
+// Called by the thread that initialised the barriers, before sync_cta: from then on they are
+// visible to TMA.
 KVC_DEVICE void mbarrier_fence_init() {
   KVC_HOPPER("fence.mbarrier_init.release.cluster;" ::: "memory");
   KVC_HOPPER("fence.proxy.async.shared::cta;" ::: "memory");
@@ -160,7 +161,7 @@ KVC_DEVICE void fence_proxy_async() { KVC_HOPPER("fence.proxy.async.shared::cta;
 
 // ---- registers
 
-// warpgroup. Moves registers of the CTA between its warpgroups. The kernel needs __launch_bounds__.
+// Warpgroup. Moves registers of the CTA between its warpgroups. The kernel needs __launch_bounds__.
 // N is a multiple of 8 from 24 to 256.
 template <int N>
 KVC_DEVICE void registers_increase() {
@@ -171,7 +172,7 @@ KVC_DEVICE void registers_decrease() {
   KVC_HOPPER("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// warp. The inverse of load_matrix_x4: row r of matrix i (16 bytes) goes to the address that lane
+// Warp. The inverse of load_matrix_x4: row r of matrix i (16 bytes) goes to the address that lane
 // 8*i + r gives.
 KVC_DEVICE void store_matrix_x4(void* shared_row, const uint32_t (&r)[4]) {
   [[maybe_unused]] const uint32_t to = shared_address(shared_row);

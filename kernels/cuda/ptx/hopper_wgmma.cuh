@@ -32,7 +32,7 @@ KVC_DEVICE uint64_t wgmma_advance(uint64_t descriptor, int bytes) {
   return descriptor + static_cast<uint64_t>(bytes >> 4);
 }
 
-// warpgroup, for all of these.
+// Warpgroup, for all of these.
 // - fence: registers written before are visible to the wgmmas behind it.
 // - commit: the wgmmas since the last commit form a group.
 // - wait: waits until at most `Pending` groups are in flight.

@@ -30,7 +30,7 @@ KVC_DEVICE int lane_id() { return static_cast<int>(threadIdx.x & 31u); }
 // The same for all lanes, and known to the compiler as such.
 KVC_DEVICE int warp_id() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0); }
 
-// warp. T has 4 or 8 bytes and is arithmetic.
+// Warp. T has 4 or 8 bytes and is arithmetic.
 template <typename T>
 KVC_DEVICE T shuffle(T value, int source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
@@ -148,7 +148,7 @@ KVC_DEVICE void copy_async_wait() {
 //   C, D (16 x 8)     d[0], d[1] row group,     columns 2*pair, 2*pair + 1
 //                     d[2], d[3] row group + 8, columns 2*pair, 2*pair + 1
 
-// warp. Loads four 8 x 8 matrices of 16-bit elements. Lane 8*i + r gives the address of row r of
+// Warp. Loads four 8 x 8 matrices of 16-bit elements. Lane 8*i + r gives the address of row r of
 // matrix i (16 bytes, 16-byte aligned). r[i] receives the elements (lane / 4, 2 * (lane % 4)) of
 // matrix i and the next one. Transposed, it receives (2 * (lane % 4), lane / 4) and the one below.
 KVC_DEVICE void load_matrix_x4(uint32_t (&r)[4], const void* shared_row) {
@@ -166,7 +166,7 @@ KVC_DEVICE void load_matrix_x4_transposed(uint32_t (&r)[4], const void* shared_r
                : "memory");
 }
 
-// warp. d += a * b in float32, with elements of `Type` (kF16 or kBF16).
+// Warp. d += a * b in float32, with elements of `Type` (kF16 or kBF16).
 template <kernels::DType Type>
 KVC_DEVICE void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static_assert(Type == kernels::DType::kF16 || Type == kernels::DType::kBF16);

@@ -63,7 +63,7 @@ struct Row {
     const ReduceSource from = sources[source];
     return from.split * split_stride + (from.row + row) * row_stride;
   }
-  // warp. The group of 32 sources from `first` on. Lanes without a source get weight 0.
+  // Warp. The group of 32 sources from `first` on. Lanes without a source get weight 0.
   KVC_DEVICE SourceWeight weight_of_lane(int32_t first, float max) const {
     const int32_t source = first + lane_id();
     if (source >= num_sources) return {0, 0.0f};
@@ -72,7 +72,7 @@ struct Row {
   }
 };
 
-// warp. The largest m of all sources.
+// Warp. The largest m of all sources.
 KVC_DEVICE float max_of_row(const Row& row) {
   float max = kMinusInfinity;
   for (int32_t source = lane_id(); source < row.num_sources; source += 32)
@@ -82,7 +82,7 @@ KVC_DEVICE float max_of_row(const Row& row) {
   return max;
 }
 
-// warp. The weighted sum of l over all sources.
+// Warp. The weighted sum of l over all sources.
 KVC_DEVICE float sum_of_row(const Row& row, float max) {
   float sum = 0.0f;
   for (int32_t first = 0; first < row.num_sources; first += 32) {
@@ -109,7 +109,7 @@ KVC_DEVICE void store(std::byte* row, kernels::DType dtype, int32_t index,
   }
 }
 
-// warp. Adds the next 32 sources to the accumulators from `index` on, each lane to its own.
+// Warp. Adds the next 32 sources to the accumulators from `index` on, each lane to its own.
 template <int Width>
 KVC_DEVICE void add_sources(const Row& row, const SourceWeight& own, int32_t count, int32_t index,
                             int32_t v_dim, Floats<Width> (&sums)[kVectors]) {
@@ -129,7 +129,7 @@ KVC_DEVICE void add_sources(const Row& row, const SourceWeight& own, int32_t cou
   }
 }
 
-// warp. Reduces one row.
+// Warp. Reduces one row.
 template <int Width>
 KVC_DEVICE void reduce_row(const Launch& launch, const Row& row, std::byte* out, float sink,
                            float* lse) {

@@ -1,4 +1,4 @@
-// sin and cos in double for rotary embeddings. CUDA's own functions accept any
+// Sin and cos in double for rotary embeddings. CUDA's own functions accept any
 // argument, for which they keep a table in local memory. An angle here is a position (31 bits)
 // times a frequency, so fused multiply-adds reduce it in registers.
 #pragma once

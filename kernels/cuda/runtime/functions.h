@@ -8,18 +8,18 @@
 
 namespace kvc::cuda::runtime {
 
-// devices.cc
+// Devices.cc
 Result count_devices(int32_t* out, Failure* failure);
 Result query_device(int32_t device, DeviceInfo* out, Failure* failure);
 Result locate(const void* address, int32_t* device, Failure* failure);
 
-// reservation.cc
+// Reservation.cc
 Result reserve(int32_t device, int64_t bytes, void** address, Failure* failure);
 Result commit(int32_t device, void* address, int64_t begin, int64_t end, Failure* failure);
 Result discard(int32_t device, void* address, int64_t begin, int64_t end, Failure* failure);
 void release(int32_t device, void* address);
 
-// memory.cc
+// Memory.cc
 Result allocate(int32_t device, int64_t bytes, void** address, Failure* failure);
 void free(int32_t device, void* address);
 Result allocate_on(int32_t device, int64_t bytes, Stream stream, void** address, Failure* failure);
@@ -31,7 +31,7 @@ bool trim_pool(int32_t device);
 Result allocate_pinned(int64_t bytes, void** address, Failure* failure);
 void free_pinned(void* address);
 
-// streams.cc
+// Streams.cc
 Result create_stream(int32_t device, Stream* out, Failure* failure);
 void destroy_stream(int32_t device, Stream stream);
 Result synchronize(int32_t device, Stream stream, Failure* failure);
@@ -43,7 +43,7 @@ Result record_launches(int32_t device, Event event, Stream stream, Failure* fail
 Result wait_event(int32_t device, Event event, Stream stream, Failure* failure);
 Result query_event(int32_t device, Event event, int32_t* done, Failure* failure);
 
-// copies.cc
+// Copies.cc
 Result copy(int32_t device, void* to, const void* from, int64_t bytes, Stream stream,
             Failure* failure);
 Result copy_many(int32_t device, void* const* to, const void* const* from, const size_t* bytes,

@@ -1,6 +1,6 @@
 // The visible keys of a tile's rows, as a sequence of key blocks that the scheduler divides. Pure
 // integer functions of one sequence, the same on host and device. The rules are those of
-// src/exec/key_pieces.h.
+// src/exec/kv_chunks.h.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ struct Range {
   int64_t count;
 };
 
-// warp. Whether `indptr` ascends from 0 or more to at most `limit`.
+// Warp. Whether `indptr` ascends from 0 or more to at most `limit`.
 KVC_DEVICE bool ascends(const int32_t* indptr, int32_t num_sequences, int64_t limit) {
   bool wrong = false;
   for (int32_t i = lane_id(); i < num_sequences; i += 32)
@@ -31,7 +31,7 @@ KVC_DEVICE bool ascends(const int32_t* indptr, int32_t num_sequences, int64_t li
   return !any(wrong);
 }
 
-// warp. The rows of a sequence.
+// Warp. The rows of a sequence.
 KVC_DEVICE Range rows_of(const int32_t* indptr, int32_t num_sequences, int64_t num_rows,
                          int32_t s) {
   if (indptr == nullptr) return {s, 1};
@@ -64,7 +64,7 @@ KVC_DEVICE Keys paged_keys(const OpSequencesParams& params, int32_t s) {
   return {params.page_indices + begin, length};
 }
 
-// warp. Whether the page ids of keys [first_key, length) lie in the pool.
+// Warp. Whether the page ids of keys [first_key, length) lie in the pool.
 KVC_DEVICE bool has_pages(const OpSequencesParams& params, const Keys& keys, int64_t first_key) {
   const int64_t end = (keys.length + params.page_size - 1) / params.page_size;
   bool wrong = false;
@@ -82,18 +82,18 @@ __global__ void __launch_bounds__(op_metadata_config::kThreads)
   const bool is_ragged = params.key_indptr != nullptr;
   const Keys keys = is_ragged ? ragged_keys(params, s) : paged_keys(params, s);
   const bool full = params.full != 0;
-  // End of the keys that row 0 sees.
+  // End of the visible range of row 0.
   const int64_t first_end = full ? keys.length : keys.length - rows.count + 1;
-  bool sees =
+  bool has_keys =
       keys.length >= 0 && keys.length <= params.max_keys && (full || rows.count <= keys.length);
-  if (sees && !is_ragged && rows.count > 0) {
+  if (has_keys && !is_ragged && rows.count > 0) {
     const int64_t begin =
         params.window == 0 || first_end <= params.window ? 0 : first_end - params.window;
-    sees = has_pages(params, keys, begin);
+    has_keys = has_pages(params, keys, begin);
   }
-  const bool hides = sees && params.window != 0 && params.window < keys.length;
+  const bool hides = has_keys && params.window != 0 && params.window < keys.length;
   for (int64_t row = lane_id(); row < rows.count; row += 32) {
-    if (!sees) params.key_ends[rows.begin + row] = 0;
+    if (!has_keys) params.key_ends[rows.begin + row] = 0;
     if (!hides) continue;
     const int64_t begin = first_end + row - params.window;
     params.key_begins[rows.begin + row] = begin < 0 ? 0 : static_cast<int32_t>(begin);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(op_metadata_config::kThreads)
   kernels::AttnSequence sequence{};
   sequence.row_begin = rows.begin;
   sequence.num_rows = rows.count;
-  if (sees) {
+  if (has_keys) {
     sequence.pages = keys.pages;
     sequence.position = keys.length - rows.count;
     sequence.first_key_end = first_end;

@@ -7,7 +7,7 @@
 namespace kvc {
 namespace {
 
-// Tokens from here on may be seen; before it only sink tokens.
+// Tokens from here on may be visible; before it only sink tokens.
 int64_t first_kept(const Sequence& sequence, const Spec& spec) {
   int64_t first = INT64_MAX;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
@@ -111,7 +111,7 @@ kernels::Rotation HostCosSin::sinks(Forward& forward, int32_t rope) {
                    *executor_);
 }
 
-// So many of the positions up to its last key are of no key that it sees that a row for each of
+// So many of the positions up to its last key are of no visible key that a row for each of
 // them would be mostly waste.
 bool HostCosSin::lies_far(const BatchEntry& entry) const {
   // A table of so many rows is small for every sequence.

@@ -47,13 +47,13 @@ struct CpuPageCopies::Job {
   int64_t count;
   int64_t num_regions;
 
-  // The next pages, in one piece where they are a run.
+  // The next pages, together where they are a run.
   PageRun next(int64_t begin, int64_t end) const { return run_at(from, to, begin, end); }
   bool is_noop(const PageRun& run) const { return source == target && run.from == run.to; }
 };
 
 CpuPageCopies::Region CpuPageCopies::region(const Job& job, int64_t index) const {
-  const PagePool::Piece source = job.source->piece(index), target = job.target->piece(index);
+  const PagePool::Stripe source = job.source->stripe(index), target = job.target->stripe(index);
   return {source.base, source.stride, target.base, target.stride, source.bytes};
 }
 
@@ -66,12 +66,12 @@ void CpuPageCopies::copy_pages(const Job& job, int64_t region_index, int64_t beg
     i += run.count;
     if (i < end) next = job.next(i, end);
     if (job.is_noop(run)) continue;
-    const int64_t pieces = s.is_dense() ? 1 : run.count;
-    const int64_t bytes = s.bytes * (run.count / pieces);
-    for (int64_t piece = 0; piece < pieces; ++piece) {
-      const int64_t from = run.from + piece;
-      if (piece + 1 < pieces || i < end) s.prefetch(piece + 1 < pieces ? from + 1 : next.from);
-      kernels_->copy(s.to + (run.to + piece) * s.to_stride, s.from + from * s.from_stride,
+    const int64_t copies = s.is_dense() ? 1 : run.count;
+    const int64_t bytes = s.bytes * (run.count / copies);
+    for (int64_t copy = 0; copy < copies; ++copy) {
+      const int64_t from = run.from + copy;
+      if (copy + 1 < copies || i < end) s.prefetch(copy + 1 < copies ? from + 1 : next.from);
+      kernels_->copy(s.to + (run.to + copy) * s.to_stride, s.from + from * s.from_stride,
                      static_cast<size_t>(bytes));
     }
   }
@@ -122,7 +122,7 @@ void CpuPageCopies::copy(CopyDirection direction, const PageId* from, const Page
                          int64_t count) noexcept {
   // Pages of a plan without layers that keep any have no memory, in either layout.
   if (count == 0 || plan_->layout().regions.empty() || !device_->has_storage()) return;
-  const int64_t num_regions = device_->num_pieces();
+  const int64_t num_regions = device_->num_stripes();
   const Job job{direction == CopyDirection::kHostToDevice ? host_ : device_,
                 direction == CopyDirection::kDeviceToHost ? host_ : device_,
                 from,
@@ -152,25 +152,26 @@ CpuDevice::CpuDevice(const Plan& plan, const PagePool* pool, const PagePool* hos
 
 // ---- Pages and states
 
-// Neighbours are one piece where they lie together.
+// Neighbours are cleared together where they lie together.
 void CpuDevice::clear_pages(const std::vector<PageId>& pages) noexcept {
   if (pages.empty() || pool_->regions().empty()) return;
   const auto num_pages = static_cast<int64_t>(pages.size());
-  const int64_t num_slots = pool_->num_pieces();
+  const int64_t num_slots = pool_->num_stripes();
   const auto clear = [&](int64_t slot, int64_t begin, int64_t end) {
-    const PagePool::Piece piece = pool_->piece(slot);
+    const PagePool::Stripe stripe = pool_->stripe(slot);
     for (int64_t i = begin; i < end;) {
       int64_t count = 1;
-      while (i + count < end && piece.stride == piece.bytes && pages[i + count] == pages[i] + count)
+      while (i + count < end && stripe.stride == stripe.bytes &&
+             pages[i + count] == pages[i] + count)
         ++count;
-      std::memset(piece.base + pages[i] * piece.stride, 0,
-                  static_cast<size_t>(piece.bytes * count));
+      std::memset(stripe.base + pages[i] * stripe.stride, 0,
+                  static_cast<size_t>(stripe.bytes * count));
       i += count;
     }
   };
   double bytes = 0;
   for (int64_t slot = 0; slot < num_slots; ++slot)
-    bytes += static_cast<double>(pool_->piece(slot).bytes) * static_cast<double>(num_pages);
+    bytes += static_cast<double>(pool_->stripe(slot).bytes) * static_cast<double>(num_pages);
   if (executor_.concurrency() > 1 && bytes / kCopyBytesPerSecond >= kWorthThreads) {
     constexpr int64_t kPagesPerTask = 16;
     const int64_t tasks = ceil_div(num_pages, kPagesPerTask);
@@ -222,34 +223,34 @@ void CpuDevice::copy_bytes(void* to, const void* from, int64_t bytes, CallStream
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-// Calls copy(piece of the pool, packed piece, bytes) for the pieces of the first bytes of packed
+// Calls copy(stripe of the pool, packed stripe, bytes) for the stripes of the first bytes of packed
 // pages.
 template <typename Byte, typename Copy>
-static void for_each_piece(const PagePool& pool, const PageId* pages, int64_t count, int64_t bytes,
-                           Byte* packed, const Copy& copy) {
+static void for_each_stripe(const PagePool& pool, const PageId* pages, int64_t count, int64_t bytes,
+                            Byte* packed, const Copy& copy) {
   for (int64_t i = 0; i < count; ++i, packed += bytes) {
-    for (int64_t index = 0; index < pool.num_pieces(); ++index) {
-      const PagePool::Piece piece = pool.piece(index);
-      if (piece.offset >= bytes) break;
-      copy(piece.base + pages[i] * piece.stride, packed + piece.offset,
-           static_cast<size_t>(std::min(piece.bytes, bytes - piece.offset)));
+    for (int64_t index = 0; index < pool.num_stripes(); ++index) {
+      const PagePool::Stripe stripe = pool.stripe(index);
+      if (stripe.offset >= bytes) break;
+      copy(stripe.base + pages[i] * stripe.stride, packed + stripe.offset,
+           static_cast<size_t>(std::min(stripe.bytes, bytes - stripe.offset)));
     }
   }
 }
 
 void CpuDevice::read_pages(const PageId* pages, int64_t count, int64_t bytes, std::byte* to,
                            CallStream) const {
-  for_each_piece(
+  for_each_stripe(
       *pool_, pages, count, bytes, to,
       [](const std::byte* page, std::byte* packed, size_t n) { std::memcpy(packed, page, n); });
 }
 
 void CpuDevice::write_pages(const PageId* pages, int64_t count, int64_t bytes,
                             const std::byte* from, CallStream) {
-  for_each_piece(*pool_, pages, count, bytes, from,
-                 [this](std::byte* page, const std::byte* packed, size_t n) {
-                   kernels_->copy(page, packed, static_cast<int64_t>(n));
-                 });
+  for_each_stripe(*pool_, pages, count, bytes, from,
+                  [this](std::byte* page, const std::byte* packed, size_t n) {
+                    kernels_->copy(page, packed, static_cast<int64_t>(n));
+                  });
 }
 
 void CpuDevice::read_bytes(std::byte* to, const std::byte* from, int64_t bytes, CallStream) const {

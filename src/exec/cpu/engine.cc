@@ -138,40 +138,41 @@ void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k
   forward.written().mark_appended(local_layer);
 }
 
-CpuEngine::CachedView& CpuEngine::view_of(Forward& forward, const KeyView& view,
-                                          const std::vector<Span>* spans) {
-  CachedView* reusable = nullptr;
-  for (const std::unique_ptr<CachedView>& cached : views_) {
+CpuEngine::CachedBatch& CpuEngine::batch_of(Forward& forward, const KeySelection& selection,
+                                            const std::vector<Span>* spans) {
+  CachedBatch* reusable = nullptr;
+  for (const std::unique_ptr<CachedBatch>& cached : cached_) {
     if (cached->step != forward.step()) {
       reusable = cached.get();
-    } else if (spans == nullptr && cached->view == view) {
+    } else if (spans == nullptr && cached->selection == selection) {
       return *cached;
     }
   }
   if (reusable == nullptr) {
-    views_.push_back(std::make_unique<CachedView>());
-    reusable = views_.back().get();
+    cached_.push_back(std::make_unique<CachedBatch>());
+    reusable = cached_.back().get();
   }
-  reusable->step = 0;  // stays stale when building throws
+  reusable->step = 0;  // Stays stale when building throws.
   reusable->num_lists = 0;
-  reusable->set.build(forward, *spec_, view, spans, cos_sin_);
-  reusable->view = view;
+  reusable->set.build(forward, *spec_, selection, spans, cos_sin_);
+  reusable->selection = selection;
   if (spans == nullptr) reusable->step = forward.step();
   return *reusable;
 }
 
-void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
-                               const WorkShape& shape, CachedView::List& list) {
+void CpuEngine::share_prefixes(Forward& forward, const CachedBatch& cached, const LayerSpec& layer,
+                               const WorkShape& shape, CachedBatch::List& list) {
   const std::vector<BatchEntry>& entries = forward.batch().entries();
-  const std::vector<kernels::AttnSequence>& sequences = view.set.sequences();
+  const std::vector<kernels::AttnSequence>& sequences = cached.set.sequences();
   candidates_.clear();
   for (size_t i = 0; i < entries.size(); ++i) {
     const kernels::AttnSequence& sequence = sequences[i];
-    // Equal pages are equal keys only where positions are places and all keys turn alike.
-    const bool is_alike = sequence.key_begins == nullptr && sequence.k_rotation_index == 0 &&
-                          sequence.own_k_rotation == nullptr && sequence.turn_end == 0 &&
-                          sequence.gap.end == 0 &&
-                          (!view.view.needs_positions || entries[i].sequence->segments.empty());
+    // Sequences with equal pages have equal keys only where a key's position is its place in the
+    // table, and where one rotation serves all keys.
+    const bool is_alike =
+        sequence.key_begins == nullptr && sequence.k_rotation_index == 0 &&
+        sequence.own_k_rotation == nullptr && sequence.sink_q_end == 0 && sequence.gap.end == 0 &&
+        (!cached.selection.needs_positions || entries[i].sequence->segments.empty());
     if (!is_alike || !runs_on_decode(shape, sequence.num_rows)) continue;
     candidates_.push_back(
         {.sequence = static_cast<int32_t>(i),
@@ -189,7 +190,7 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
     costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
   find_shared_prefixes(
       candidates_.data(), static_cast<int64_t>(candidates_.size()),
-      {.page_size = spec_->groups[view.view.group].page_size,
+      {.page_size = spec_->groups[cached.selection.group].page_size,
        .num_q_heads = layer.num_q_heads,
        .num_kv_heads = layer.num_kv_heads,
        .k_dim = layer.k_dim,
@@ -202,20 +203,20 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
   list.shared.build(prefixes_, &list.sequences);
 }
 
-const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, CachedView& view,
-                                                        const LayerSpec& layer,
-                                                        const WorkShape& shape, bool may_cascade) {
-  for (size_t i = 0; i < view.num_lists; ++i) {
-    if (view.lists[i]->shape == shape && view.lists[i]->cascades == may_cascade)
-      return *view.lists[i];
+const CpuEngine::CachedBatch::List& CpuEngine::work_list(Forward& forward, CachedBatch& cached,
+                                                         const LayerSpec& layer,
+                                                         const WorkShape& shape, bool may_cascade) {
+  for (size_t i = 0; i < cached.num_lists; ++i) {
+    if (cached.lists[i]->shape == shape && cached.lists[i]->cascades == may_cascade)
+      return *cached.lists[i];
   }
-  if (view.num_lists == view.lists.size())
-    view.lists.push_back(std::make_unique<CachedView::List>());
-  CachedView::List& fresh = *view.lists[view.num_lists];
+  if (cached.num_lists == cached.lists.size())
+    cached.lists.push_back(std::make_unique<CachedBatch::List>());
+  CachedBatch::List& fresh = *cached.lists[cached.num_lists];
   fresh.sequences.clear();
-  if (may_cascade) share_prefixes(forward, view, layer, shape, fresh);
+  if (may_cascade) share_prefixes(forward, cached, layer, shape, fresh);
   if (fresh.sequences.empty()) {
-    const std::vector<kernels::AttnSequence>& sequences = view.set.sequences();
+    const std::vector<kernels::AttnSequence>& sequences = cached.set.sequences();
     schedule_work(sequences.data(), static_cast<int64_t>(sequences.size()), shape, {}, &fresh.list);
   } else {
     schedule_work(fresh.sequences.data(), static_cast<int64_t>(fresh.sequences.size()), shape,
@@ -223,7 +224,7 @@ const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, Cached
   }
   fresh.shape = shape;
   fresh.cascades = may_cascade;
-  ++view.num_lists;
+  ++cached.num_lists;
   return fresh;
 }
 
@@ -250,14 +251,15 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
                        const AttnTensors& tensors) {
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[layer.source];
-  KeyView wanted = key_view(*spec_, call, options);
+  KeySelection wanted = key_selection(*spec_, call, options);
   wanted.has_leads = layer.rope >= 0 && wanted.rope < 0 && cos_sin_.has_leads(forward);
-  CachedView& view = view_of(forward, wanted, options.spans.empty() ? nullptr : &options.spans);
+  CachedBatch& cached = batch_of(forward, wanted, options.spans.empty() ? nullptr : &options.spans);
   const bool may_cascade =
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
   AttnParams params = attn_params(layer, spec_->groups[source.group].page_size,
                                   is_causal(call.scope), options, tensors);
-  set_rotations(*spec_, call, view.set.turns_apart(), HostTables{cos_sin_, forward}, &params);
+  set_rotations(*spec_, call, cached.set.has_two_q_rotations(), HostTables{cos_sin_, forward},
+                &params);
   if (call.scope == KeyScope::kNew) {
     stage_new_keys(forward, call, tensors, &params);
   } else {
@@ -266,10 +268,10 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
   }
   const WorkShape shape =
       work_shape(device_->kernels(), params, options.tiles_only, device_->executor().concurrency());
-  const CachedView::List& planned = work_list(forward, view, layer, shape, may_cascade);
+  const CachedBatch::List& planned = work_list(forward, cached, layer, shape, may_cascade);
   const WorkList& list = planned.list;
   params.sequences =
-      planned.sequences.empty() ? view.set.sequences().data() : planned.sequences.data();
+      planned.sequences.empty() ? cached.set.sequences().data() : planned.sequences.data();
   runner_.secure(list, params);
   if (call.scope != KeyScope::kNew && tensors.k.base != nullptr)
     append(forward, layer.source, tensors.k, tensors.v);

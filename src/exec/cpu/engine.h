@@ -96,10 +96,11 @@ class CpuEngine final : public Engine {
   void write_positions(const Forward& forward, const I32Matrix& out) const override;
 
  private:
-  // One view of the batch, with a work list per shape: layers of equal shape share one.
-  struct CachedView {
+  // The batch with the keys of one selection, and a work list per shape: layers of equal shape
+  // share one.
+  struct CachedBatch {
     uint64_t step = 0;  // Step it was made for; 0: stale.
-    KeyView view;
+    KeySelection selection;
     SequenceSet set;
     struct List {
       WorkShape shape;
@@ -113,13 +114,14 @@ class CpuEngine final : public Engine {
     size_t num_lists = 0;
   };
 
-  CachedView& view_of(Forward& forward, const KeyView& view, const std::vector<Span>* spans);
-  const CachedView::List& work_list(Forward& forward, CachedView& view, const LayerSpec& layer,
-                                    const WorkShape& shape, bool may_cascade);
+  CachedBatch& batch_of(Forward& forward, const KeySelection& selection,
+                        const std::vector<Span>* spans);
+  const CachedBatch::List& work_list(Forward& forward, CachedBatch& cached, const LayerSpec& layer,
+                                     const WorkShape& shape, bool may_cascade);
   // Fills `list.shared` and `list.sequences` when some sequences begin with the same pages and
   // reading those together pays.
-  void share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
-                      const WorkShape& shape, CachedView::List& list);
+  void share_prefixes(Forward& forward, const CachedBatch& cached, const LayerSpec& layer,
+                      const WorkShape& shape, CachedBatch::List& list);
   void stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                       kernels::AttnParams* params);
 
@@ -129,7 +131,7 @@ class CpuEngine final : public Engine {
   HostCosSin cos_sin_;
   CpuStates recurrent_;
   ItemRunner runner_;
-  std::vector<std::unique_ptr<CachedView>> views_;
+  std::vector<std::unique_ptr<CachedBatch>> cached_;
   std::vector<int64_t> identity_slots_;  // 0, 1, 2, ...
   AlignedBuffer new_k_, new_v_;
   std::vector<PrefixCandidate> candidates_;

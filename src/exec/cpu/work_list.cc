@@ -60,9 +60,9 @@ class Planner {
   // What a sequence has to do with shared prefixes.
   struct Sharing {
     bool shared_entry = false;
-    int32_t member = -1;        // number of the member, over all prefixes; -1: none
-    int64_t first_key = 0;      // keys before it come out of the prefixes
-    int32_t prefix_splits = 0;  // chunks of the prefixes that feed it
+    int32_t member = -1;        // Number of the member, over all prefixes; -1: none.
+    int64_t first_key = 0;      // Keys before it come out of the prefixes.
+    int32_t prefix_splits = 0;  // chunks of the prefixes that feed it.
   };
 
   bool decodes(int64_t index) const { return runs_on_decode(shape_, sequences_[index].num_rows); }
@@ -260,7 +260,7 @@ class Planner {
                   sharing_[index].prefix_splits + static_cast<int64_t>(chunks_.size()));
       }
     }
-    // Splits of each member so far
+    // Splits of each member so far.
     std::vector<int32_t> filled(static_cast<size_t>(num_members_), 0);
     for (const SharedPrefix& prefix : prefixes_) add_prefix(prefix, &filled);
   }
@@ -272,7 +272,7 @@ class Planner {
       for (size_t first = 0, next = 0; first < num_members; first = next) {
         const int64_t row = prefix.members[first].first_row;
         int64_t row_end = row;
-        for (; next < num_members; ++next) {  // a member's rows stay together
+        for (; next < num_members; ++next) {  // a member's rows stay together.
           const SharedPrefix::Member& member = prefix.members[next];
           const int64_t end = member.first_row + sequences_[member.sequence].num_rows;
           if (next > first && end - row > tile_tokens()) break;
@@ -312,7 +312,7 @@ class Planner {
   std::span<const SharedPrefix> prefixes_;
   WorkList& list_;
   std::vector<KvChunk> chunks_;
-  std::vector<Sharing> sharing_;  // per sequence; empty when nothing is shared
+  std::vector<Sharing> sharing_;  // Per sequence; empty when nothing is shared.
   int32_t num_members_ = 0;
   int64_t first_member_group_ = 0;
   int64_t heads_per_item_ = 1;

@@ -71,29 +71,29 @@ BatchMetadataCache::BatchMetadataCache(const Spec* spec, const DeviceStep* step,
       num_sms_(device_info(*device).num_sms),
       partials_(*device) {}
 
-BatchMetadata& BatchMetadataCache::metadata_of(const Forward& forward, const KeyView& key,
+BatchMetadata& BatchMetadataCache::metadata_of(const Forward& forward, const KeySelection& key,
                                                const std::vector<Span>& spans,
                                                DeviceUploads& uploads, cuda::Stream stream) {
-  BatchMetadata* view = nullptr;
+  BatchMetadata* metadata = nullptr;
   for (const std::unique_ptr<BatchMetadata>& known : metadata_) {
-    if (known->key() == key) view = known.get();
+    if (known->key() == key) metadata = known.get();
   }
-  if (view == nullptr) {
+  if (metadata == nullptr) {
     metadata_.push_back(std::make_unique<BatchMetadata>(device_, key));
-    view = metadata_.back().get();
+    metadata = metadata_.back().get();
   }
-  if (view->step_ == forward.step() && spans.empty()) return *view;
-  view->step_ = 0;  // stays stale when making it throws
-  for (const std::unique_ptr<Schedule>& plan : view->plans_) plan->step = 0;
-  make_metadata(forward, *view, spans, uploads, stream);
-  if (spans.empty()) view->step_ = forward.step();
-  return *view;
+  if (metadata->step_ == forward.step() && spans.empty()) return *metadata;
+  metadata->step_ = 0;  // Stays stale when making it throws.
+  for (const std::unique_ptr<Schedule>& schedule : metadata->schedules_) schedule->step = 0;
+  make_metadata(forward, *metadata, spans, uploads, stream);
+  if (spans.empty()) metadata->step_ = forward.step();
+  return *metadata;
 }
 
-void BatchMetadataCache::make_metadata(const Forward& forward, BatchMetadata& view,
+void BatchMetadataCache::make_metadata(const Forward& forward, BatchMetadata& metadata,
                                        const std::vector<Span>& spans, DeviceUploads& uploads,
                                        cuda::Stream stream) {
-  const KeyView& key = view.key();
+  const KeySelection& key = metadata.key();
   const GroupSpec& group = spec_->groups[key.group];
   const int64_t sequences = step_->max_sequences();
   const int64_t rows = step_->max_rows();
@@ -104,11 +104,11 @@ void BatchMetadataCache::make_metadata(const Forward& forward, BatchMetadata& vi
   const int64_t begins_at = places.add(rows * 4);
   const int64_t ends_at = places.add(rows * 4);
   const Extras extras = extras_of(forward.batch());
-  view.memory_.ensure(places.bytes(), stream);
-  view.masks_.ensure(extras.mask_words * 8, stream);
+  metadata.memory_.ensure(places.bytes(), stream);
+  metadata.masks_.ensure(extras.mask_words * 8, stream);
   const int64_t positions = key.needs_positions ? extras.positions : 0;
-  view.positions_.ensure(positions * 4, stream);
-  cuda::BatchMetadataParams& params = view.params_;
+  metadata.positions_.ensure(positions * 4, stream);
+  cuda::BatchMetadataParams& params = metadata.params_;
   params = {};
   params.step = step_->state();
   params.scope = scope_of(key.scope);
@@ -118,13 +118,13 @@ void BatchMetadataCache::make_metadata(const Forward& forward, BatchMetadata& vi
   params.call_window = static_cast<int32_t>(std::min<int64_t>(key.window, INT32_MAX));
   params.needs_positions = key.needs_positions ? 1 : 0;
   params.rope = key.rope;
-  params.sequences = at<kernels::AttnSequence>(view.memory_, sequences_at);
-  params.first_rows = at<int32_t>(view.memory_, first_rows_at);
-  params.key_begins = at<int32_t>(view.memory_, begins_at);
-  params.key_ends = at<int32_t>(view.memory_, ends_at);
-  params.masks = at<uint64_t>(view.masks_, 0);
+  params.sequences = at<kernels::AttnSequence>(metadata.memory_, sequences_at);
+  params.first_rows = at<int32_t>(metadata.memory_, first_rows_at);
+  params.key_begins = at<int32_t>(metadata.memory_, begins_at);
+  params.key_ends = at<int32_t>(metadata.memory_, ends_at);
+  params.masks = at<uint64_t>(metadata.masks_, 0);
   params.masks_capacity = extras.mask_words;
-  params.key_positions = at<int32_t>(view.positions_, 0);
+  params.key_positions = at<int32_t>(metadata.positions_, 0);
   params.key_positions_capacity = positions;
   if (!spans.empty()) {
     static_assert(sizeof(Span) == 3 * sizeof(int32_t));
@@ -135,41 +135,41 @@ void BatchMetadataCache::make_metadata(const Forward& forward, BatchMetadata& vi
                 stream);
 }
 
-const Schedule& BatchMetadataCache::schedule_of(const Forward& forward, BatchMetadata& view,
+const Schedule& BatchMetadataCache::schedule_of(const Forward& forward, BatchMetadata& metadata,
                                                 const ScheduleShape& shape, cuda::Stream stream) {
-  Schedule* plan = nullptr;
-  for (const std::unique_ptr<Schedule>& known : view.plans_) {
-    if (same_shape(known->shape, shape)) plan = known.get();
+  Schedule* schedule = nullptr;
+  for (const std::unique_ptr<Schedule>& known : metadata.schedules_) {
+    if (same_shape(known->shape, shape)) schedule = known.get();
   }
-  if (plan == nullptr) {
-    view.plans_.push_back(std::make_unique<Schedule>());
-    plan = view.plans_.back().get();
-    plan->shape = shape;
-    plan->memory = DeviceBuffer(*device_);
+  if (schedule == nullptr) {
+    metadata.schedules_.push_back(std::make_unique<Schedule>());
+    schedule = metadata.schedules_.back().get();
+    schedule->shape = shape;
+    schedule->memory = DeviceBuffer(*device_);
   }
-  if (plan->step == forward.step()) return *plan;
-  make_schedule({.sequences = view.sequences(),
+  if (schedule->step == forward.step()) return *schedule;
+  make_schedule({.sequences = metadata.sequences(),
                  .num_sequences_at = step_->state().counts,
                  .shares = nullptr,
-                 .limits = limits_of(forward, view)},
-                *plan, stream);
-  plan->step = view.step_;  // 0 with spans: for this call alone
-  return *plan;
+                 .limits = limits_of(forward, metadata)},
+                *schedule, stream);
+  schedule->step = metadata.step_;  // 0 with spans: for this call alone.
+  return *schedule;
 }
 
 ScheduleLimits BatchMetadataCache::limits_of(const Forward& forward,
-                                             const BatchMetadata& view) const {
-  const bool is_cross = view.key().scope == KeyScope::kCross;
+                                             const BatchMetadata& metadata) const {
+  const bool is_cross = metadata.key().scope == KeyScope::kCross;
   const int64_t declared = is_cross ? spec_->max_cross_len : spec_->max_seq_len;
   return {.max_sequences = step_->max_sequences(),
           .max_rows = step_->max_rows(),
           .max_keys = std::max(declared, forward.batch().longest(is_cross))};
 }
 
-void BatchMetadataCache::make_schedule(const ScheduleInput& planned, Schedule& plan,
+void BatchMetadataCache::make_schedule(const ScheduleInput& input, Schedule& schedule,
                                        cuda::Stream stream) {
   ScheduleBytes bytes{};
-  device_->table->schedule_bytes(plan.shape, planned.limits, &bytes);
+  device_->table->schedule_bytes(schedule.shape, input.limits, &bytes);
   Places places;
   const int64_t counts_at = places.add(bytes.counts);
   const int64_t cta_begin_at = places.add(bytes.cta_begin);
@@ -177,29 +177,29 @@ void BatchMetadataCache::make_schedule(const ScheduleInput& planned, Schedule& p
   const int64_t merges_at = places.add(bytes.reductions);
   const int64_t sources_at = places.add(bytes.sources);
   const int64_t scratch_at = places.add(bytes.scratch);
-  plan.memory.ensure(places.bytes(), stream);
-  plan.num_slots = bytes.num_splits;
-  plan.plan = {.counts = at<int32_t>(plan.memory, counts_at),
-               .cta_begin = at<int32_t>(plan.memory, cta_begin_at),
-               .items = at<cuda::WorkItem>(plan.memory, items_at),
-               .reductions = at<cuda::ReduceItem>(plan.memory, merges_at),
-               .sources = at<cuda::ReduceSource>(plan.memory, sources_at),
-               .partials = nullptr,
-               .num_ctas = plan.shape.geometry.num_ctas,
-               .tile_rows = plan.shape.geometry.tile_rows};
-  const cuda::ScheduleLaunch launch{.shape = plan.shape,
-                                    .limits = planned.limits,
-                                    .sequences = planned.sequences,
-                                    .num_sequences_at = planned.num_sequences_at,
-                                    .schedule = plan.plan,
-                                    .scratch = at<void>(plan.memory, scratch_at),
-                                    .shares = planned.shares};
+  schedule.memory.ensure(places.bytes(), stream);
+  schedule.num_slots = bytes.num_splits;
+  schedule.lists = {.counts = at<int32_t>(schedule.memory, counts_at),
+                    .cta_begin = at<int32_t>(schedule.memory, cta_begin_at),
+                    .items = at<cuda::WorkItem>(schedule.memory, items_at),
+                    .reductions = at<cuda::ReduceItem>(schedule.memory, merges_at),
+                    .sources = at<cuda::ReduceSource>(schedule.memory, sources_at),
+                    .partials = nullptr,
+                    .num_ctas = schedule.shape.geometry.num_ctas,
+                    .tile_rows = schedule.shape.geometry.tile_rows};
+  const cuda::ScheduleLaunch launch{.shape = schedule.shape,
+                                    .limits = input.limits,
+                                    .sequences = input.sequences,
+                                    .num_sequences_at = input.num_sequences_at,
+                                    .schedule = schedule.lists,
+                                    .scratch = at<void>(schedule.memory, scratch_at),
+                                    .shares = input.shares};
   device_->call("schedule", device_->table->schedule, launch, stream);
 }
 
-float* BatchMetadataCache::partials_for(const Schedule& plan, int64_t split_floats,
+float* BatchMetadataCache::partials_for(const Schedule& schedule, int64_t split_floats,
                                         cuda::Stream stream) {
-  const int64_t bytes = plan.num_slots * split_floats * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = schedule.num_slots * split_floats * static_cast<int64_t>(sizeof(float));
   partials_.ensure(bytes, stream);
   return reinterpret_cast<float*>(partials_.data());
 }

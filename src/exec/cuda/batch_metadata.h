@@ -20,7 +20,7 @@ namespace kvc {
 struct Schedule {
   uint64_t step = 0;  // Step it was made for.
   cuda::ScheduleShape shape{};
-  cuda::WorkSchedule plan{};
+  cuda::WorkSchedule lists{};
   int64_t num_slots = 0;
   DeviceBuffer memory;
 };
@@ -31,24 +31,24 @@ struct SharedPrefixes {
   CascadeCall call{};
   DeviceCascade cascade;                             // Empty: the sequences share none.
   const kernels::AttnSequence* sequences = nullptr;  // Those of the batch, then the prefixes.
-  Schedule plan;
+  Schedule schedule;
 };
 
 class BatchMetadata {
  public:
-  BatchMetadata(const Gpu* device, const KeyView& key)
+  BatchMetadata(const Gpu* device, const KeySelection& key)
       : key_(key), memory_(*device), masks_(*device), positions_(*device) {}
 
-  const KeyView& key() const { return key_; }
+  const KeySelection& key() const { return key_; }
   const kernels::AttnSequence* sequences() const { return params_.sequences; }
 
  private:
   friend class BatchMetadataCache;
-  KeyView key_;
+  KeySelection key_;
   uint64_t step_ = 0;
   cuda::BatchMetadataParams params_{};
   DeviceBuffer memory_, masks_, positions_;
-  std::vector<std::unique_ptr<Schedule>> plans_;
+  std::vector<std::unique_ptr<Schedule>> schedules_;
   std::vector<std::unique_ptr<SharedPrefixes>> sharings_;
 };
 
@@ -58,23 +58,23 @@ class BatchMetadataCache {
 
   // Enqueues the kernel that makes it, where this step has not made it yet. `spans` are those of
   // the call.
-  BatchMetadata& metadata_of(const Forward& forward, const KeyView& key,
+  BatchMetadata& metadata_of(const Forward& forward, const KeySelection& key,
                              const std::vector<Span>& spans, DeviceUploads& uploads,
                              cuda::Stream stream);
-  const Schedule& schedule_of(const Forward& forward, BatchMetadata& view,
+  const Schedule& schedule_of(const Forward& forward, BatchMetadata& metadata,
                               const cuda::ScheduleShape& shape, cuda::Stream stream);
   // The prefixes that the sequences share in such calls: KeyScope::kAll without windows and spans.
   // Found and scheduled where this step has not done it yet; null: none pays. The stream is not
   // captured.
-  const SharedPrefixes* shared_prefixes_of(const Forward& forward, BatchMetadata& view,
+  const SharedPrefixes* shared_prefixes_of(const Forward& forward, BatchMetadata& metadata,
                                            const CascadeCall& call, DeviceUploads& uploads,
                                            cuda::Stream stream);
   // Memory for the partial results of a schedule, the same for all of them.
-  float* partials_for(const Schedule& plan, int64_t split_floats, cuda::Stream stream);
+  float* partials_for(const Schedule& schedule, int64_t split_floats, cuda::Stream stream);
 
  private:
-  void make_metadata(const Forward& forward, BatchMetadata& view, const std::vector<Span>& spans,
-                     DeviceUploads& uploads, cuda::Stream stream);
+  void make_metadata(const Forward& forward, BatchMetadata& metadata,
+                     const std::vector<Span>& spans, DeviceUploads& uploads, cuda::Stream stream);
   // What a schedule is made of.
   struct ScheduleInput {
     const kernels::AttnSequence* sequences;
@@ -82,10 +82,10 @@ class BatchMetadataCache {
     const cuda::PrefixShare* shares;
     cuda::ScheduleLimits limits;
   };
-  cuda::ScheduleLimits limits_of(const Forward& forward, const BatchMetadata& view) const;
-  void make_schedule(const ScheduleInput& planned, Schedule& plan, cuda::Stream stream);
-  void list_sequences(const Forward& forward, const KeyView& key);
-  ScheduleInput upload_sharing(const BatchMetadata& view, const DeviceCascade& cascade,
+  cuda::ScheduleLimits limits_of(const Forward& forward, const BatchMetadata& metadata) const;
+  void make_schedule(const ScheduleInput& input, Schedule& schedule, cuda::Stream stream);
+  void list_sequences(const Forward& forward, const KeySelection& key);
+  ScheduleInput upload_sharing(const BatchMetadata& metadata, const DeviceCascade& cascade,
                                DeviceUploads& uploads, cuda::Stream stream) const;
 
   const Spec* spec_;

@@ -32,7 +32,7 @@ void write(std::byte* to, const std::vector<T>& values) {
 
 // Equal pages must hold equal keys: all of them visible, all at their places where positions
 // matter, and all rotated alike.
-bool takes_part(const Forward& forward, const KeyView& key, const BatchEntry& entry) {
+bool takes_part(const Forward& forward, const KeySelection& key, const BatchEntry& entry) {
   const Sequence& sequence = *entry.sequence;
   if (entry.append_length == 0 || entry.is_tree || entry.old_nodes != 0 || sequence.window != 0)
     return false;
@@ -42,7 +42,7 @@ bool takes_part(const Forward& forward, const KeyView& key, const BatchEntry& en
 
 }  // namespace
 
-void BatchMetadataCache::list_sequences(const Forward& forward, const KeyView& key) {
+void BatchMetadataCache::list_sequences(const Forward& forward, const KeySelection& key) {
   const auto group = static_cast<size_t>(key.group);
   const cuda::StepState::LayerGroup& tables = step_->state().groups[group];
   cascade_sequences_.clear();
@@ -62,41 +62,41 @@ void BatchMetadataCache::list_sequences(const Forward& forward, const KeyView& k
 }
 
 const SharedPrefixes* BatchMetadataCache::shared_prefixes_of(const Forward& forward,
-                                                             BatchMetadata& view,
+                                                             BatchMetadata& metadata,
                                                              const CascadeCall& call,
                                                              DeviceUploads& uploads,
                                                              cuda::Stream stream) {
   SharedPrefixes* sharing = nullptr;
-  for (const std::unique_ptr<SharedPrefixes>& known : view.sharings_) {
+  for (const std::unique_ptr<SharedPrefixes>& known : metadata.sharings_) {
     if (known->call.same_as(call)) sharing = known.get();
   }
   if (sharing == nullptr) {
-    view.sharings_.push_back(std::make_unique<SharedPrefixes>());
-    sharing = view.sharings_.back().get();
+    metadata.sharings_.push_back(std::make_unique<SharedPrefixes>());
+    sharing = metadata.sharings_.back().get();
     sharing->call = call;
-    sharing->plan.memory = DeviceBuffer(*device_);
+    sharing->schedule.memory = DeviceBuffer(*device_);
   }
   DeviceCascade& cascade = sharing->cascade;
   if (sharing->step != forward.step()) {
-    sharing->step = 0;  // stays stale when making it throws
-    list_sequences(forward, view.key());
-    const GroupSpec& group = spec_->groups[view.key().group];
+    sharing->step = 0;  // Stays stale when making it throws.
+    list_sequences(forward, metadata.key());
+    const GroupSpec& group = spec_->groups[metadata.key().group];
     cascade.choose(cascade_sequences_, call, group.page_size, num_sms_);
     if (!cascade.empty()) {
-      sharing->plan.shape = {.num_kv_heads = call.num_kv_heads,
-                             .group_size = call.group_size,
-                             .causal = 1,
-                             .split_sinks = 0,
-                             .fixed_keys = 0,
-                             .min_rows = 0,
-                             .max_rows = INT_MAX,
-                             .geometry = call.geometry[static_cast<size_t>(cascade.kernel)]};
-      ScheduleInput planned = upload_sharing(view, cascade, uploads, stream);
-      planned.limits.max_keys = limits_of(forward, view).max_keys;
-      planned.limits.max_rows =
+      sharing->schedule.shape = {.num_kv_heads = call.num_kv_heads,
+                                 .group_size = call.group_size,
+                                 .causal = 1,
+                                 .split_sinks = 0,
+                                 .fixed_keys = 0,
+                                 .min_rows = 0,
+                                 .max_rows = INT_MAX,
+                                 .geometry = call.geometry[static_cast<size_t>(cascade.kernel)]};
+      ScheduleInput input = upload_sharing(metadata, cascade, uploads, stream);
+      input.limits.max_keys = limits_of(forward, metadata).max_keys;
+      input.limits.max_rows =
           forward.batch().num_rows() + static_cast<int64_t>(cascade.row_map.size());
-      make_schedule(planned, sharing->plan, stream);
-      sharing->sequences = planned.sequences;
+      make_schedule(input, sharing->schedule, stream);
+      sharing->sequences = input.sequences;
     }
     sharing->step = forward.step();
   }
@@ -104,8 +104,8 @@ const SharedPrefixes* BatchMetadataCache::shared_prefixes_of(const Forward& forw
 }
 
 // One copy from the host: shares, how many sequences there are, the rows of the prefixes, and the
-// prefixes themselves behind the room for the view's sequences, which come from the view.
-BatchMetadataCache::ScheduleInput BatchMetadataCache::upload_sharing(const BatchMetadata& view,
+// prefixes themselves behind the room for the metadata's sequences, which come from the metadata.
+BatchMetadataCache::ScheduleInput BatchMetadataCache::upload_sharing(const BatchMetadata& metadata,
                                                                      const DeviceCascade& cascade,
                                                                      DeviceUploads& uploads,
                                                                      cuda::Stream stream) const {
@@ -113,7 +113,7 @@ BatchMetadataCache::ScheduleInput BatchMetadataCache::upload_sharing(const Batch
   const auto count = static_cast<int32_t>(cascade.shares.size());
   const int64_t own_bytes =
       static_cast<int64_t>(cascade.shares.size() * sizeof(AttnSequence)) - bytes_of(entries);
-  const bool has_positions = view.key().needs_positions;
+  const bool has_positions = metadata.key().needs_positions;
   const int64_t shares_at = own_bytes + bytes_of(entries);
   const int64_t rows_at = shares_at + bytes_of(cascade.shares);
   const int64_t positions_at = rows_at + bytes_of(cascade.row_map);
@@ -134,7 +134,7 @@ BatchMetadataCache::ScheduleInput BatchMetadataCache::upload_sharing(const Batch
     std::memcpy(host + count_at, &count, sizeof count);
   };
   std::byte* device = uploads.put_filled(count_at + int64_t{sizeof count}, own_bytes, stream, fill);
-  device_->copy(device, view.sequences(), own_bytes, stream);
+  device_->copy(device, metadata.sequences(), own_bytes, stream);
   return {.sequences = reinterpret_cast<const AttnSequence*>(device),
           .num_sequences_at = reinterpret_cast<const int32_t*>(device + count_at),
           .shares = reinterpret_cast<const PrefixShare*>(device + shares_at),

@@ -134,7 +134,7 @@ void DeviceCosSin::keys(Forward& forward, int32_t rope, cuda::Stream stream,
   const bool has_long = !spec_->ropes[rope].long_inverse_frequencies.empty();
   for (int variant = 0; variant < (has_long ? 2 : 1); ++variant) {
     Table& table = ropes_[rope].keys[variant];
-    table.memory.ensure(table.memory.bytes(), stream);  // notes a capture
+    table.memory.ensure(table.memory.bytes(), stream);  // Notes a capture.
     if (table.num_rows < wanted) {
       if (device_->is_capturing(stream)) {
         fail(KVC_E_INVALID_STATE,
@@ -149,7 +149,7 @@ void DeviceCosSin::keys(Forward& forward, int32_t rope, cuda::Stream stream,
       if (variant == 1) params.inverse_frequencies[0] = params.inverse_frequencies[1];
       params.inverse_frequencies[1] = nullptr;
       params.num_rows = rows;
-      table.num_rows = 0;  // not there when making them throws
+      table.num_rows = 0;  // Not there when making them throws.
       make(table, params, rows, stream);
       table.num_rows = rows;
     }

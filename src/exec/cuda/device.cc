@@ -115,14 +115,14 @@ void CudaDevice::copy_bytes(void* to, const void* from, int64_t bytes, CallStrea
 
 // Adds the copies of the packed pages' first bytes to the batch: copy(batch, page, packed, bytes).
 template <typename Byte, typename Add>
-static void add_pieces(const PagePool& pool, const PageId* pages, int64_t count, int64_t bytes,
-                       Byte* packed, const Add& add) {
+static void add_stripes(const PagePool& pool, const PageId* pages, int64_t count, int64_t bytes,
+                        Byte* packed, const Add& add) {
   for (int64_t i = 0; i < count; ++i, packed += bytes) {
-    for (int64_t index = 0; index < pool.num_pieces(); ++index) {
-      const PagePool::Piece piece = pool.piece(index);
-      if (piece.offset >= bytes) break;
-      add(piece.base + pages[i] * piece.stride, packed + piece.offset,
-          std::min(piece.bytes, bytes - piece.offset));
+    for (int64_t index = 0; index < pool.num_stripes(); ++index) {
+      const PagePool::Stripe stripe = pool.stripe(index);
+      if (stripe.offset >= bytes) break;
+      add(stripe.base + pages[i] * stripe.stride, packed + stripe.offset,
+          std::min(stripe.bytes, bytes - stripe.offset));
     }
   }
 }
@@ -131,7 +131,7 @@ void CudaDevice::read_pages(const PageId* pages, int64_t count, int64_t bytes, s
                             CallStream stream) const {
   run_and_wait(stream, [&](const OutOfBandCall& call) {
     CopyBatch batch(gpu_, call.stream());
-    add_pieces(
+    add_stripes(
         *pool_, pages, count, bytes, to,
         [&](const std::byte* page, std::byte* packed, int64_t n) { batch.add(packed, page, n); });
     batch.flush();
@@ -142,7 +142,7 @@ void CudaDevice::write_pages(const PageId* pages, int64_t count, int64_t bytes,
                              const std::byte* from, CallStream stream) {
   run_and_wait(stream, [&](const OutOfBandCall& call) {
     CopyBatch batch(gpu_, call.stream());
-    add_pieces(
+    add_stripes(
         *pool_, pages, count, bytes, from,
         [&](std::byte* page, const std::byte* packed, int64_t n) { batch.add(page, packed, n); });
     batch.flush();

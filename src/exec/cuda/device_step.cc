@@ -113,7 +113,8 @@ DeviceStep::DeviceStep(const Plan& plan, DevicePages* pages, const Gpu* device)
   state_.ctas_done = reinterpret_cast<uint32_t*>(control_.data() + kArrayAlignment);
   const DeviceStream stream(*device);
   device->fill(control_.data(), 0, control_.bytes(), stream.get());
-  // Room that the configuration declares exists from the beginning, at addresses that stay.
+  // Arrays for the declared number of sequences and tokens are made now: their addresses, which
+  // captured graphs hold, then never change.
   Needs needs{.sequences = spec.max_seqs,
               .rows = spec.max_tokens_per_forward,
               .cross_rows = 0,

@@ -159,7 +159,7 @@ bool CudaEngine::may_cascade(const AttnCall& call, const AttnOptions& options,
          !group.is_windowed();
 }
 
-bool CudaEngine::may_have_sinks(const Forward& forward, const KeyView& key,
+bool CudaEngine::may_have_sinks(const Forward& forward, const KeySelection& key,
                                 const GroupSpec& group) const {
   if (group.window != 0 || key.window != 0) return false;
   // A replayed batch may have sinks where this one has none.
@@ -169,7 +169,7 @@ bool CudaEngine::may_have_sinks(const Forward& forward, const KeyView& key,
                      [](const BatchEntry& entry) { return entry.sequence->sink > 0; });
 }
 
-const SharedPrefixes* CudaEngine::find_sharing(const Forward& forward, BatchMetadata& view,
+const SharedPrefixes* CudaEngine::find_sharing(const Forward& forward, BatchMetadata& metadata,
                                                const LayerSpec& source, const AttnLaunch& launch) {
   if (forward.batch().entries().size() < 2) return nullptr;
   const AttnParams& params = launch.params;
@@ -188,22 +188,23 @@ const SharedPrefixes* CudaEngine::find_sharing(const Forward& forward, BatchMeta
     if ((kernels.all >> index & 1u) != 0)
       call.geometry[index] = attn_geometry(*gpu_, static_cast<AttnKernel>(index), params);
   }
-  return metadata_.shared_prefixes_of(forward, view, call, open_.uploads(), open_.stream());
+  return metadata_.shared_prefixes_of(forward, metadata, call, open_.uploads(), open_.stream());
 }
 
-// One memory for all plans, which moves when a larger one asks: the last answer holds for all of
-// them.
-float* CudaEngine::partials_of(const Schedule& plan, int32_t v_dim) {
-  return metadata_.partials_for(plan, cuda::split_floats(plan.shape.geometry.tile_rows, v_dim),
-                                open_.stream());
+// One memory for all schedules, which moves when a larger one asks: the last answer holds for all
+// of them.
+float* CudaEngine::partials_of(const Schedule& schedule, int32_t v_dim) {
+  return metadata_.partials_for(
+      schedule, cuda::split_floats(schedule.shape.geometry.tile_rows, v_dim), open_.stream());
 }
 
-void CudaEngine::run(const Schedule& plan, AttnKernel kernel, float* partials, AttnLaunch launch) {
-  launch.schedule = plan.plan;
+void CudaEngine::run(const Schedule& schedule, AttnKernel kernel, float* partials,
+                     AttnLaunch launch) {
+  launch.schedule = schedule.lists;
   launch.schedule.partials = partials;
   gpu_->call("attention", gpu_->table->attention, kernel, launch, open_.stream());
-  // A plan without slots cuts nothing, whatever the sequences are.
-  if (plan.num_slots > 0)
+  // A schedule without slots splits nothing, whatever the sequences are.
+  if (schedule.num_slots > 0)
     gpu_->call("reduce_splits", gpu_->table->reduce_splits, launch, open_.stream());
 }
 
@@ -213,8 +214,8 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[layer.source];
   const GroupSpec& group = spec_->groups[source.group];
-  const KeyView key = key_view(*spec_, call, options);
-  check_view(forward, key);
+  const KeySelection key = key_selection(*spec_, call, options);
+  check_selection(forward, key);
   if (call.scope == KeyScope::kNew && layer.is_quantised()) {
     fail_with(KVC_E_UNSUPPORTED, layer.quant,
               "kvc_attn_self: the layer is stored with quant = %d, which new keys alone are not "
@@ -235,24 +236,24 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
     launch.k_storage = k_storage(*plan_, *pool_, layer.source);
     launch.v_storage = v_storage(*plan_, *pool_, layer.source);
   }
-  BatchMetadata& view =
+  BatchMetadata& metadata =
       metadata_.metadata_of(forward, key, options.spans, open_.uploads(), open_.stream());
-  params.sequences = view.sequences();
+  params.sequences = metadata.sequences();
   const bool splits_sinks = key.rope >= 0 && has_sinks;
   const SharedPrefixes* sharing = may_cascade(call, options, group) && !splits_sinks
-                                      ? find_sharing(forward, view, source, launch)
+                                      ? find_sharing(forward, metadata, source, launch)
                                       : nullptr;
-  // Plans of all kernels, and room for their partial results, before anything is written: the last
-  // that can run out of memory.
+  // Schedules of all kernels, and room for their partial results, before anything is written: the
+  // last that can run out of memory.
   std::vector<RowClass> classes;
-  float* partials = sharing == nullptr ? nullptr : partials_of(sharing->plan, params.v_dim);
+  float* partials = sharing == nullptr ? nullptr : partials_of(sharing->schedule, params.v_dim);
   if (sharing == nullptr) classes = row_classes(forward, launch, options.tiles_only);
   for (RowClass& part : classes) {
     const cuda::ScheduleShape shape =
         schedule_shape(*gpu_, part.kernel, part.rows, params, splits_sinks,
                        options.tiles_only ? kInvariantKeys : 0);
-    part.plan = &metadata_.schedule_of(forward, view, shape, open_.stream());
-    partials = partials_of(*part.plan, params.v_dim);
+    part.schedule = &metadata_.schedule_of(forward, metadata, shape, open_.stream());
+    partials = partials_of(*part.schedule, params.v_dim);
   }
   if (call.scope == KeyScope::kNew) {
     const AppendParams append =
@@ -264,11 +265,11 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   }
   if (sharing != nullptr) {
     params.sequences = sharing->sequences;
-    run(sharing->plan, sharing->cascade.kernel, partials, launch);
+    run(sharing->schedule, sharing->cascade.kernel, partials, launch);
     num_cascades_.fetch_add(sharing->cascade.entries.size(), std::memory_order_relaxed);
     return;
   }
-  for (const RowClass& part : classes) run(*part.plan, part.kernel, partials, launch);
+  for (const RowClass& part : classes) run(*part.schedule, part.kernel, partials, launch);
 }
 
 }  // namespace kvc

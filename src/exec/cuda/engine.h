@@ -62,7 +62,7 @@ class CudaEngine final : public Engine {
   struct RowClass {
     cuda::AttnKernel kernel;
     RowRange rows;
-    const Schedule* plan = nullptr;
+    const Schedule* schedule = nullptr;
   };
 
   void append_rows(const kernels::AppendParams& params, const cuda::RowStorage& k_storage,
@@ -70,11 +70,13 @@ class CudaEngine final : public Engine {
   std::vector<RowClass> row_classes(const Forward& forward, const cuda::AttnLaunch& launch,
                                     bool is_invariant) const;
   bool may_cascade(const AttnCall& call, const AttnOptions& options, const GroupSpec& group) const;
-  bool may_have_sinks(const Forward& forward, const KeyView& key, const GroupSpec& group) const;
-  const SharedPrefixes* find_sharing(const Forward& forward, BatchMetadata& view,
+  bool may_have_sinks(const Forward& forward, const KeySelection& key,
+                      const GroupSpec& group) const;
+  const SharedPrefixes* find_sharing(const Forward& forward, BatchMetadata& metadata,
                                      const LayerSpec& source, const cuda::AttnLaunch& launch);
-  float* partials_of(const Schedule& plan, int32_t v_dim);
-  void run(const Schedule& plan, cuda::AttnKernel kernel, float* partials, cuda::AttnLaunch launch);
+  float* partials_of(const Schedule& schedule, int32_t v_dim);
+  void run(const Schedule& schedule, cuda::AttnKernel kernel, float* partials,
+           cuda::AttnLaunch launch);
 
   const Plan* plan_;
   const Spec* spec_;

@@ -218,7 +218,7 @@ void CudaForward::require_enqueues() const {
          "the forward was begun before the capture of its stream: begin it inside");
 }
 
-void CudaForward::note_attention(const Forward& forward, const KeyView& key, bool has_spans) {
+void CudaForward::note_attention(const Forward& forward, const KeySelection& key, bool has_spans) {
   if (state_ != State::kCaptured) return;
   if (key.needs_positions) {
     CapturedGraphs::require_unmoved(forward.batch());
@@ -264,7 +264,8 @@ void CudaForward::close(Forward& forward, bool aborted) noexcept {
     graph.sets_states = forward.written().any_state_set();
     std::copy(forward.written().appended().begin(), forward.written().appended().end(),
               graph.appended.begin());
-    // Its replays would have to carry states on, which is not in it.
+    // States that an aborted forward did not set keep their old values. The kernels for that are
+    // not in the graph, so no replay may use it.
     if (aborted && spec_->has_states() && is_capture_over()) graphs_.drop_last();
   }
   if (aborted && state_ != State::kEager) {

@@ -98,7 +98,7 @@ class CudaForward {
   void require_enqueues() const;
   bool is_captured() const { return state_ == State::kCaptured; }
   // Notes what replays of the graph need. Throws UNSUPPORTED.
-  void note_attention(const Forward& forward, const KeyView& key, bool has_spans);
+  void note_attention(const Forward& forward, const KeySelection& key, bool has_spans);
   cuda::Stream stream() const { return stream_; }
   // Arrays that the calls of the forward send.
   DeviceUploads& uploads() { return uploads_; }

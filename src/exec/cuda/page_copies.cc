@@ -101,10 +101,10 @@ void TakenClearer::clear(const Batch& batch, cuda::Stream stream, DeviceUploads&
 
 namespace {
 
-// Page ids and pieces go to the device in parts of so many.
-constexpr int64_t kPairs = 2048, kPieces = 64;
+// How many page pairs, and how many stripes of the pool, one launch of the copy kernel takes.
+constexpr int64_t kPairs = 2048, kStripes = 64;
 static_assert(2 * DeviceUploads::room_of(kPairs * sizeof(PageId)) +
-                  DeviceUploads::room_of(kPieces * sizeof(cuda::PageRegion)) <=
+                  DeviceUploads::room_of(kStripes * sizeof(cuda::PageRegion)) <=
               CudaPageCopies::kUploadBytes);
 
 int64_t count_runs(const PageId* from, const PageId* to, int64_t count, bool is_inside) {
@@ -137,8 +137,8 @@ void CudaPageCopies::copy_by_driver(const PagePool& source_pool, const PagePool&
                                     const PageId* from, const PageId* to, int64_t count,
                                     cuda::Stream stream) {
   CopyBatch batch(gpu_, stream);
-  for (int64_t index = 0; index < device_pool_->num_pieces(); ++index) {
-    const PagePool::Piece source = source_pool.piece(index), target = target_pool.piece(index);
+  for (int64_t index = 0; index < device_pool_->num_stripes(); ++index) {
+    const PagePool::Stripe source = source_pool.stripe(index), target = target_pool.stripe(index);
     const bool is_dense = source.stride == source.bytes && target.stride == target.bytes;
     for (int64_t i = 0; i < count;) {
       const PageRun run = run_at(from, to, i, is_dense ? count : i + 1);
@@ -156,23 +156,23 @@ void CudaPageCopies::copy_by_kernel(const PageId* from, const PageId* to, int64_
     const std::byte* at = uploads.put(ids, number * static_cast<int64_t>(sizeof(PageId)), stream);
     return reinterpret_cast<const PageId*>(at);
   };
-  const auto put_pieces = [&](int64_t begin, int64_t number) {
-    cuda::PageRegion pieces[kPieces];
+  const auto put_stripes = [&](int64_t begin, int64_t number) {
+    cuda::PageRegion stripes[kStripes];
     for (int64_t i = 0; i < number; ++i) {
-      const PagePool::Piece piece = device_pool_->piece(begin + i);
-      pieces[i] = {piece.base, piece.stride, piece.bytes, -1, 0};
+      const PagePool::Stripe stripe = device_pool_->stripe(begin + i);
+      stripes[i] = {stripe.base, stripe.stride, stripe.bytes, -1, 0};
     }
     const std::byte* at =
-        uploads.put(pieces, number * static_cast<int64_t>(sizeof(cuda::PageRegion)), stream);
+        uploads.put(stripes, number * static_cast<int64_t>(sizeof(cuda::PageRegion)), stream);
     return reinterpret_cast<const cuda::PageRegion*>(at);
   };
-  const int64_t num_pieces = device_pool_->num_pieces();
-  for (int64_t piece = 0; piece < num_pieces; piece += kPieces) {
-    const int64_t number = std::min(kPieces, num_pieces - piece);
+  const int64_t num_stripes = device_pool_->num_stripes();
+  for (int64_t stripe = 0; stripe < num_stripes; stripe += kStripes) {
+    const int64_t number = std::min(kStripes, num_stripes - stripe);
     for (int64_t first = 0; first < count; first += kPairs) {
       cuda::PageCopyParams params{};
       params.num_layers = static_cast<int32_t>(number);
-      params.from_layers = params.to_layers = put_pieces(piece, number);
+      params.from_layers = params.to_layers = put_stripes(stripe, number);
       params.num_pairs = std::min(kPairs, count - first);
       params.from = put_ids(from + first, params.num_pairs);
       params.to = put_ids(to + first, params.num_pairs);

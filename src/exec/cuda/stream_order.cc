@@ -111,7 +111,8 @@ OutOfBandCall::~OutOfBandCall() {
       order_.order_.use(order_.forward_stream_);
     }
   } catch (...) {
-    // The forward must not go on beside this call: the host waits where the stream cannot.
+    // Work that the forward enqueues later must not run together with this call's. Where the
+    // forward's stream cannot wait for an event, the host waits.
     try {
       order_.device_->synchronize(stream_);
     } catch (...) {

@@ -42,8 +42,8 @@ class StreamOrder {
   void drain();
   // Throws DEVICE, NO_MEMORY.
   DeviceEvent make_event() const;
-  // `event` stands for everything so far. It is left unrecorded beside a capture, where calls are
-  // complete on return.
+  // `event` stands for everything so far. It is left unrecorded while a stream is under capture,
+  // where calls are complete on return.
   void record(const DeviceEvent& event, CallStream stream) noexcept;
 
   // ---- The open forward

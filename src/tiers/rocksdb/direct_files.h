@@ -1,9 +1,9 @@
 // A file system for RocksDB that reads large values, and writes tables, past the page cache, from
 // and to memory on huge pages.
 //
-// A value of 1 MiB on small pages is 256 pieces for the disk, more than a virtio disk takes in one
-// request; on a huge page it is one. RocksDB's own direct I/O uses small pages, and waits for each
-// write.
+// A value of 1 MiB on small pages is 256 segments for the disk, more than a virtio disk takes in
+// one request; on a huge page it is one. RocksDB's own direct I/O uses small pages, and waits for
+// each write.
 #pragma once
 
 #include <rocksdb/file_system.h>

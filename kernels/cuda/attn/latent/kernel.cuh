@@ -86,8 +86,8 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
   }
 }
 
-// Both consumers. Rows of keys that no row of the item sees become zeros: as V, 0 * NaN would be
-// NaN.
+// Both consumers. Rows of keys that are masked in every row of the item become zeros: as V, 0 * NaN
+// would be NaN.
 KVC_DEVICE void clear_masked(std::byte* rows, const ItemScope& scope, int32_t key) {
   const int thread = static_cast<int>(threadIdx.x) - 128, row = thread / 4;
   if (!scope.visible_to_any(key + row)) {

@@ -21,7 +21,7 @@ KVC_HD int chunk_offset(int row, int chunk) {
   return row * kRowBytes + ((chunk << 4) ^ swizzle_mask<kRowBytes>(row));
 }
 
-// ldmatrix.x4: lane 8*i + r gives the address of row r of matrix i. Two ways to spread four
+// Ldmatrix.x4: lane 8*i + r gives the address of row r of matrix i. Two ways to spread four
 // matrices over 16 rows and 32 bytes:
 //   K, the B operand as stored: (rows 0-7, chunk 0) (rows 0-7, chunk 1)
 //                               (rows 8-15, chunk 0) (rows 8-15, chunk 1)

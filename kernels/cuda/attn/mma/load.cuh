@@ -8,15 +8,16 @@
 
 namespace kvc::cuda::attn_mma {
 
-// The place of a key. page < 0: no row sees the key, nothing is read, and zeros take its place. So
-// a dropped page is not touched, and the V of a masked key cannot turn its weight 0 into NaN.
+// The place of a key. page < 0: the key is masked in every row, nothing is read, and zeros take its
+// place. So a dropped page is not touched, and the V of a masked key cannot turn its weight 0 into
+// NaN.
 struct KeyAddress {
   int32_t page, offset;
 };
 
-// Whether any row of the item sees `key`.
+// Whether `key` is visible to any row of the item.
 template <typename C>
-KVC_DEVICE bool any_row_sees(const Shared<C>& shared, const Item& item, int32_t key) {
+KVC_DEVICE bool is_visible_to_any(const Shared<C>& shared, const Item& item, int32_t key) {
   const Row* rows = shared.rows();
 #pragma unroll 1
   for (int r = 0; r < C::kRows; ++r)
@@ -36,7 +37,7 @@ KVC_DEVICE KeyAddress locate(const kernels::AttnParams& params, const Shared<C>&
   if (lane_id() < C::kLoadKeys && key >= item.key_begin && key < tile.last_end) {
     const bool ends_only = tile.last_begin == 0 && item.mask.tree_begin == INT32_MAX;
     if (ends_only || cover(item.mask, tile, first, first + C::kLoadKeys) == Cover::kFull ||
-        any_row_sees(shared, item, key)) {
+        is_visible_to_any(shared, item, key)) {
       const int32_t page = key / params.page_size;
       place = {item.pages[page], key - page * params.page_size};
     }

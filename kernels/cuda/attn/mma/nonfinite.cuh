@@ -28,7 +28,7 @@ KVC_DEVICE uint32_t not_finite_stored(uint32_t word) {
   }
 }
 
-// warp. Clears the warp's slice of the tile (kLoadKeys keys). Bit k of the result: key k of the
+// Warp. Clears the warp's slice of the tile (kLoadKeys keys). Bit k of the result: key k of the
 // tile held Inf or NaN. With 64 rows all warps call it.
 template <typename C>
 KVC_DEVICE uint64_t clear_nonfinite(Item& item, std::byte* stage, int slice) {

@@ -14,7 +14,7 @@ struct Scores {
   float s[kTiles][4];
 };
 
-// Bit 8*n + e of a row: the row sees the lane's key of s[n][e] or s[n][2 + e].
+// Bit 8*n + e of a row: the lane's key of s[n][e] or s[n][2 + e] is visible to the row.
 struct VisibleBits {
   uint64_t of[2];
   KVC_DEVICE bool operator()(int n, int e) const {
@@ -110,7 +110,7 @@ KVC_DEVICE void mask_scores(Scores<C>& scores, const VisibleBits& visible_keys) 
   }
 }
 
-// Returns the keys of the tile that each row sees, which is meaningful only when `masked`.
+// Returns the visible keys of each row of the tile, which is meaningful only when `masked`.
 template <typename C>
 KVC_DEVICE VisibleBits apply_score_modifiers(Scores<C>& scores, const kernels::AttnParams& params,
                                              const Item& item, const Row* rows, int32_t first_key,

@@ -81,7 +81,7 @@ KVC_DEVICE void update_softmax(Scores<C>& scores, OnlineSoftmax<C>& state) {
       largest = fmaxf(largest, fmaxf(scores.s[n][2 * i], scores.s[n][2 * i + 1]));
     largest = fmaxf(largest, shuffle_xor(largest, 1));
     largest = fmaxf(largest, shuffle_xor(largest, 2));
-    // Until now the row has seen no key.
+    // Until now no key was visible to the row.
     const float base = largest == -__builtin_inff() ? 0.0f : largest;
     correction[i] = exp2_fast(state.m[i] - base);
     state.m[i] = largest;

@@ -47,7 +47,7 @@ struct SharedLayout {
   int32_t sums;          // [rows][padded(v_dim)], the accumulators.
   int32_t chunk;         // [kKeys][kChunkStride] of K or V.
   int32_t weights;       // [kKeys][weight_stride(rows)]
-  int32_t visible_rows;  // [kWarps][kKeys], a bit per row of the warp that sees the key.
+  int32_t visible_rows;  // [kWarps][kKeys], a bit per row of the warp to which the key is visible.
   int32_t rows;          // [rows] of RowFacts.
   int32_t size;
 };

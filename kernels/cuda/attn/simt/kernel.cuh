@@ -114,16 +114,16 @@ struct Cta {
     }
   }
 
-  // Bit i: row i of the warp sees the lane's key, `key`.
+  // Bit i: the lane's key, `key`, is visible to row i of the warp.
   KVC_DEVICE uint32_t rows_seeing(int32_t key, Cover covered) const {
     uint32_t bits = 0;
     if (key >= item.key_end) return 0;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const RowFacts& own = facts[row_of(i)];
-      const bool sees =
+      const bool is_visible_here =
           own.head >= 0 && (covered == Cover::kFull || is_visible(mask, own.mask, own.row, key));
-      bits |= sees ? 1u << i : 0u;
+      bits |= is_visible_here ? 1u << i : 0u;
     }
     return bits;
   }
@@ -149,10 +149,10 @@ struct Cta {
 
   // Applies the score modifiers: soft cap, ALiBi and bias. Returns -inf for a masked key, whatever
   // its elements are.
-  KVC_DEVICE float modify_score(float score, bool sees, const RowFacts& own, int32_t key,
+  KVC_DEVICE float modify_score(float score, bool is_visible_here, const RowFacts& own, int32_t key,
                                 int64_t key_position) const {
     const kernels::AttnParams& params = launch.params;
-    if (!sees) return kMinusInfinity;
+    if (!is_visible_here) return kMinusInfinity;
     if (params.softcap != 0.0f) score = params.softcap * tanhf(score);
     if (params.alibi != nullptr)
       score -= kLog2E * params.alibi[own.head] * static_cast<float>(own.position - key_position);
@@ -293,8 +293,9 @@ struct Cta {
     float scale[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const bool sees = stored && (rows >> i & 1u) != 0;
-      scores[i] = modify_score(scores[i] * k_factor, sees, facts[row_of(i)], key, position);
+      const bool is_visible_here = stored && (rows >> i & 1u) != 0;
+      scores[i] =
+          modify_score(scores[i] * k_factor, is_visible_here, facts[row_of(i)], key, position);
     }
     add_weights(scores, v_factor, scale);
     const KeyRow v_row = key_row(v, launch.v_storage, stored, page, item.kv_head, slot);

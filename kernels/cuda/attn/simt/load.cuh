@@ -21,7 +21,7 @@ KVC_DEVICE Source source_of(const kernels::PagedRows& rows, const RowStorage& st
                            rows.head_stride, rows.token_stride)};
 }
 
-// The lane's key. Null: no row sees it.
+// The lane's key. Null: it is masked in every row.
 struct KeyRow {
   const std::byte* elements;
   const std::byte* block_scales;
@@ -41,7 +41,7 @@ KVC_DEVICE const std::byte* pointer_of_lane(const std::byte* own, int lane) {
   return reinterpret_cast<const std::byte*>(shuffle(reinterpret_cast<uint64_t>(own), lane));
 }
 
-// warp. Loads dims [first, first + kChunk) of the keys of all lanes into `chunk`, eight keys per
+// Warp. Loads dims [first, first + kChunk) of the keys of all lanes into `chunk`, eight keys per
 // warp. Dims beyond `dim` and masked keys become zeros. Scales of rows are not applied
 // (factor_of_row); scales of blocks are.
 KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own, int32_t dim,
@@ -93,7 +93,7 @@ KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own
   }
 }
 
-// warp. The same for K that is rotated on read. `position` is the row of the RoPE table for the
+// Warp. The same for K that is rotated on read. `position` is the row of the RoPE table for the
 // lane's key.
 KVC_DEVICE void load_chunk_rotated(float* chunk, const Source& source, const KeyRow& own,
                                    const kernels::Rotation& rotation, int64_t position, int32_t dim,

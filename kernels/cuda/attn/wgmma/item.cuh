@@ -30,7 +30,7 @@ struct alignas(16) ItemScope {
     return begin >= key_begin && end <= key_end &&
            (begin >= rows.first_begin || end <= mask.sink_end);
   }
-  // Whether every row sees each of the keys [begin, end).
+  // Whether each of the keys [begin, end) is visible to every row.
   KVC_DEVICE bool all_visible(int32_t begin, int32_t end) const {
     return begin >= key_begin && cover(mask, rows, begin, end) == Cover::kFull;
   }
@@ -41,7 +41,7 @@ struct alignas(16) ItemScope {
   }
 };
 
-// warp. Lane 0 writes the scope. The caller adds barriers.
+// Warp. Lane 0 writes the scope. The caller adds barriers.
 KVC_DEVICE void find_scope(const kernels::AttnSequence& sequence, const WorkItem& item,
                            int32_t causal, int32_t group_size, int32_t box_rows, ItemScope* out) {
   const int32_t row_begin = item.row_begin / group_size;

@@ -55,8 +55,8 @@ KVC_DEVICE void multiply_pv(float (&o)[Shape::kVDim / 2], uint32_t (&p)[Shape::k
     wgmma_rs<T, Shape::kVDim, true>(o, p[step], wgmma_advance(v, n_major_step(step)), true);
 }
 
-// Both consumers. V rows that no row of the item sees become zeros, because 0 * NaN is NaN. Boxes
-// without any visible key are zeros already.
+// Both consumers. V rows that are masked in every row of the item become zeros, because 0 * NaN is
+// NaN. Boxes without any visible key are zeros already.
 template <class Shape>
 KVC_DEVICE void clear_masked(std::byte* v, const ItemScope& scope, int32_t key) {
   const int thread = static_cast<int>(threadIdx.x) - 128;

@@ -16,7 +16,7 @@ struct TmaBox {
   int32_t page, slot, rows;
 };
 
-// warp. Each lane takes box_rows keys from its `key` on. Lanes beyond the block get a box as well,
+// Warp. Each lane takes box_rows keys from its `key` on. Lanes beyond the block get a box as well,
 // which is not used.
 KVC_DEVICE TmaBox find_tma_box(const kernels::AttnParams& params,
                                const kernels::AttnSequence& sequence, const ItemScope& scope,
@@ -49,7 +49,7 @@ KVC_HD RaggedBox ragged_box(int32_t rows, int32_t digit, bool of_zeros) {
                   : RaggedBox{digit, rows & -2 * size, (rows & size) != 0};
 }
 
-// warp. Loads a block of K or V of one head by boxes of 64 elements x box_rows keys, [dim /
+// Warp. Loads a block of K or V of one head by boxes of 64 elements x box_rows keys, [dim /
 // 64][keys][64]. Lane i < keys / box_rows holds box i. `maps` holds the map with boxes of box_rows;
 // for ragged keys the maps with half as many rows and so on follow. With BarrierPerColumnBox, each
 // column of boxes signals its own barrier full[column].

@@ -67,20 +67,20 @@ KVC_DEVICE QueryRow query_row(const kernels::AttnParams& params,
 }
 
 // Eight elements of a query, as they are stored in shared memory.
-struct QueryPiece {
+struct QueryVector {
   Words4 words;
   std::byte* to;
 };
 
-// Piece `piece` of a tile of Rows rows, rotated. See load_queries.
+// Vector `vector` of a tile of Rows rows, rotated. See load_queries.
 template <kernels::DType T, int Dim, int Rows>
-KVC_DEVICE QueryPiece load_piece(const kernels::AttnParams& params,
-                                 const kernels::AttnSequence& sequence,
-                                 const kernels::Rotation& rotation, int32_t kv_head,
-                                 int32_t first_row, int32_t row_end, std::byte* shared,
-                                 int32_t piece) {
-  const int32_t row = piece / (Dim / 8), index = piece % (Dim / 8) * 8;
-  QueryPiece out = {Words4{}, shared + block_offset(Rows, row, index)};
+KVC_DEVICE QueryVector load_vector(const kernels::AttnParams& params,
+                                   const kernels::AttnSequence& sequence,
+                                   const kernels::Rotation& rotation, int32_t kv_head,
+                                   int32_t first_row, int32_t row_end, std::byte* shared,
+                                   int32_t vector) {
+  const int32_t row = vector / (Dim / 8), index = vector % (Dim / 8) * 8;
+  QueryVector out = {Words4{}, shared + block_offset(Rows, row, index)};
   if (first_row + row >= row_end || index >= params.k_dim) return out;
   const auto [from, packed] = query_row(params, sequence, kv_head, first_row + row);
   if (rotation.rotary_dim == 0) {
@@ -102,7 +102,7 @@ KVC_DEVICE void load_queries(const kernels::AttnParams& params,
                              const kernels::AttnSequence& sequence,
                              const kernels::Rotation& rotation, int32_t kv_head, int32_t first_row,
                              int32_t row_end, std::byte* shared, int thread) {
-  constexpr int32_t kPieces = Rows * (Dim / 8);
+  constexpr int32_t kVectors = Rows * (Dim / 8);
   // A thread's loads in flight: one after the other, each would wait for the memory.
   constexpr int kInFlight = 3;
   // Eight elements at a time where memory and RoPE allow it, as in known models; otherwise one
@@ -111,24 +111,24 @@ KVC_DEVICE void load_queries(const kernels::AttnParams& params,
                      rotation.rotary_dim % 16 == 0;
   if (whole) {
 #pragma unroll 1
-    for (int32_t first = thread; first < kPieces; first += Threads * kInFlight) {
-      QueryPiece pieces[kInFlight];
+    for (int32_t first = thread; first < kVectors; first += Threads * kInFlight) {
+      QueryVector vectors[kInFlight];
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        if (first + i * Threads < kPieces)
-          pieces[i] = load_piece<T, Dim, Rows>(params, sequence, rotation, kv_head, first_row,
-                                               row_end, shared, first + i * Threads);
+        if (first + i * Threads < kVectors)
+          vectors[i] = load_vector<T, Dim, Rows>(params, sequence, rotation, kv_head, first_row,
+                                                 row_end, shared, first + i * Threads);
       }
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
-        if (first + i * Threads < kPieces)
-          *reinterpret_cast<Words4*>(pieces[i].to) = pieces[i].words;
+        if (first + i * Threads < kVectors)
+          *reinterpret_cast<Words4*>(vectors[i].to) = vectors[i].words;
       }
     }
     return;
   }
 #pragma unroll 1
-  for (int32_t i = thread; i < kPieces; i += Threads) {
+  for (int32_t i = thread; i < kVectors; i += Threads) {
     const int32_t row = i / (Dim / 8), index = i % (Dim / 8) * 8;
     std::byte* to = shared + block_offset(Rows, row, index);
     if (first_row + row >= row_end || index >= params.k_dim) {

@@ -85,7 +85,7 @@ KVC_DEVICE void find_maxima(const float (&s)[Keys / 2], const RowSums (&sums)[2]
 }
 
 // s becomes 2^(scale * (s - m)), with scale > 0. `factor` rescales the sums and outputs of earlier
-// blocks. A row that has seen no key yet has factor 0 and weights 0.
+// blocks. A row without a visible key so far has factor 0 and weights 0.
 template <int Keys>
 KVC_DEVICE void softmax(float (&s)[Keys / 2], float scale, const float (&m)[2], RowSums (&sums)[2],
                         float (&factor)[2]) {

@@ -1,5 +1,5 @@
 // What changes a score of decode attention besides the dot product: soft cap, ALiBi, bias, and
-// which keys a row sees.
+// the mask.
 #pragma once
 
 #include "kernels/cpu/decode_block-inl.h"
@@ -12,16 +12,16 @@ namespace decode {
 constexpr uint32_t kWholeChunk = (uint32_t{1} << kChunk) - 1;
 
 // One block of rows and one chunk of keys.
-struct ScoreRules {
+struct ScoreScope {
   const AttnParams& params;
   const AttnSequence& sequence;
   const AttnItem& item;
-  int64_t chunk_key;  // first key of the chunk
-  uint32_t present;   // keys of the chunk that have rows in the pool
-  bool all_visible;   // every row sees every key
-  int64_t first_row;  // first query row of the block
-  int64_t rows;       // query rows of the kv head
-  int64_t q_head;     // first query head of the kv head
+  int64_t chunk_key;  // First key of the chunk.
+  uint32_t present;   // Keys of the chunk that have rows in the pool.
+  bool all_visible;   // No key is masked in any row.
+  int64_t first_row;  // First query row of the block.
+  int64_t rows;       // Query rows of the kv head.
+  int64_t q_head;     // First query head of the kv head.
   int64_t group;
   int block_rows;
 
@@ -34,38 +34,39 @@ struct ScoreRules {
 // One flag per lane of the vector that starts at key `first`: lane row * keys + key <- bit first +
 // key of bits[row].
 inline uint32_t lane_flags(const uint32_t* bits, int block_rows, int keys, int first) {
-  const uint32_t piece = (uint32_t{1} << keys) - 1;
+  const uint32_t of_vector = (uint32_t{1} << keys) - 1;
   uint32_t flags = 0;
-  for (int row = 0; row < block_rows; ++row) flags |= (bits[row] >> first & piece) << row * keys;
+  for (int row = 0; row < block_rows; ++row)
+    flags |= (bits[row] >> first & of_vector) << row * keys;
   return flags;
 }
 
 // Soft cap, ALiBi, bias, visibility. Returns whether a key that is present is hidden from some row.
-inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
-  const AttnParams& params = rules.params;
-  const AttnSequence& sequence = rules.sequence;
-  const int keys = kLanes / rules.block_rows;
+inline bool modify_scores(const ScoreScope& scope, Vec* scores) {
+  const AttnParams& params = scope.params;
+  const AttnSequence& sequence = scope.sequence;
+  const int keys = kLanes / scope.block_rows;
   uint32_t visible[kMaxBlockRows], present[kMaxBlockRows];
-  for (int row = 0; row < rules.block_rows; ++row) {
-    present[row] = rules.present;
+  for (int row = 0; row < scope.block_rows; ++row) {
+    present[row] = scope.present;
     visible[row] = kWholeChunk;
-    if (rules.all_visible) continue;
+    if (scope.all_visible) continue;
     visible[row] = static_cast<uint32_t>(
-                       visible_bits(params, rules.item, rules.token_row(row), rules.chunk_key)) &
-                   rules.present;
+                       visible_bits(params, scope.item, scope.token_row(row), scope.chunk_key)) &
+                   scope.present;
   }
   alignas(64) float slope[kLanes], distance[kLanes], key_in_vector[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
     const int row = lane / keys;
     key_in_vector[lane] = static_cast<float>(lane % keys);
-    slope[lane] = params.alibi != nullptr ? params.alibi[rules.head(row)] : 0.0f;
-    distance[lane] = static_cast<float>(position_of_row(sequence, rules.token_row(row)) -
-                                        sequence.key_position - rules.chunk_key);
+    slope[lane] = params.alibi != nullptr ? params.alibi[scope.head(row)] : 0.0f;
+    distance[lane] = static_cast<float>(position_of_row(sequence, scope.token_row(row)) -
+                                        sequence.key_position - scope.chunk_key);
   }
   const Vec minus_infinity = set1(kMinusInfinity);
   uint32_t hidden = 0;
   for (int first = 0; first < kChunk; first += keys) {
-    const uint32_t flags = lane_flags(visible, rules.block_rows, keys, first);
+    const uint32_t flags = lane_flags(visible, scope.block_rows, keys, first);
     Vec s = scores[first / keys];
     if (params.softcap != 0.0f) s = mul(set1(params.softcap), tanh(s));
     if (params.alibi != nullptr) {
@@ -76,9 +77,9 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
         for (int lane = 0; lane < kLanes; ++lane) {
           uneven[lane] = 0.0f;
           if ((flags >> lane & 1) == 0) continue;
-          const int64_t at = sequence.key_positions[rules.chunk_key + first + lane % keys];
+          const int64_t at = sequence.key_positions[scope.chunk_key + first + lane % keys];
           uneven[lane] =
-              static_cast<float>(position_of_row(sequence, rules.token_row(lane / keys)) - at);
+              static_cast<float>(position_of_row(sequence, scope.token_row(lane / keys)) - at);
         }
         lane_distance = load(uneven);
       }
@@ -91,9 +92,9 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
         if ((flags >> lane & 1) == 0) continue;
         const int row = lane / keys;
         bias[lane] =
-            params.bias[rules.head(row) * params.bias_head_stride +
-                        packed_row_of(sequence, rules.token_row(row)) * params.bias_token_stride +
-                        sequence.key_position + rules.chunk_key + first + lane % keys];
+            params.bias[scope.head(row) * params.bias_head_stride +
+                        packed_row_of(sequence, scope.token_row(row)) * params.bias_token_stride +
+                        sequence.key_position + scope.chunk_key + first + lane % keys];
       }
       s = add_bias(s, load(bias));
     }
@@ -101,12 +102,12 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
     scores[first / keys] = s;
     // The zero rows of keys that are not present are harmless; a hidden key that is present is not.
     hidden |=
-        lane_flags(present, rules.block_rows, keys, first) & mask_bits(equal(s, minus_infinity));
+        lane_flags(present, scope.block_rows, keys, first) & mask_bits(equal(s, minus_infinity));
   }
   return hidden != 0;
 }
 
-// The plain case of a chunk all of whose keys every row sees: nothing to apply, but a score may be
+// The plain case of a chunk without masked keys: nothing to apply, but a score may be
 // -inf by itself.
 inline bool any_minus_infinity(const Vec* scores, int count) {
   Vec smallest = scores[0];

@@ -1,7 +1,7 @@
 // The last step of every attention kernel: (m, l, accumulators) of one query row -> out and lse, or
 // a partial result.
 //
-//   finish_row(params, item, row, q_head, m, l, acc)
+//   store_row(params, item, row, q_head, m, l, acc)
 //     row: token row inside the sequence; q_head: absolute query head; m: running max (log2 units);
 //     l: sum of 2^(s - m); acc: v_dim floats, un-normalised. A row that saw nothing: m = -inf, l =
 //   0, acc = 0.
@@ -18,8 +18,8 @@ namespace kvc::kernels::cpu {
 namespace {
 
 struct Normaliser {
-  float scale;  // multiplies the accumulators
-  float lse;    // natural logarithm, without the sink
+  float scale;  // Multiplies the accumulators.
+  float lse;    // Natural logarithm, without the sink.
 };
 
 inline Normaliser normaliser(const AttnParams& params, int64_t q_head, float m, float l) {
@@ -49,8 +49,8 @@ inline float* partial_row(const AttnParams& params, const AttnItem& item, int64_
   return params.partials + item.partial + index * (2 + params.v_dim);
 }
 
-inline void finish_row(const AttnParams& params, const AttnItem& item, int64_t row, int64_t q_head,
-                       float m, float l, const float* acc) {
+inline void store_row(const AttnParams& params, const AttnItem& item, int64_t row, int64_t q_head,
+                      float m, float l, const float* acc) {
   const int dim = params.v_dim;
   if (item.partial >= 0) {
     float* partial = partial_row(params, item, row, q_head);
@@ -79,7 +79,7 @@ inline void finish_row(const AttnParams& params, const AttnItem& item, int64_t r
 
 // Merges the splits of one output in index order; see AttnMergeGroup.
 inline void attn_merge_splits(const AttnParams& params, const AttnMergeGroup& group) {
-  constexpr int kBlock = 8;  // vectors of accumulators held at once
+  constexpr int kBlock = 8;  // Vectors of accumulators held at once.
   const int64_t heads_per_kv = params.num_q_heads / params.num_kv_heads;
   const int64_t heads = (group.head_end - group.head_begin) * heads_per_kv;
   const int64_t row_floats = 2 + params.v_dim;
