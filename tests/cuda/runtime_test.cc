@@ -429,7 +429,7 @@ TEST(CudaRuntime, ManyPiecesArriveWhereTheyBelong) {
   ok(table().allocate_pinned, int64_t{kBytes}, &pinned);
   for (int round = 0; round < 12; ++round) {
     const Stream stream = round % 3 == 0 ? nullptr : own;
-    const size_t num_pieces = round == 1 ? 1 : 1 + random() % 40;
+    const size_t num_stripes = round == 1 ? 1 : 1 + random() % 40;
     const std::vector<uint8_t> values = pattern(kBytes, random());
     write(0, from_memory, std::vector<uint8_t>(kBytes, 0xee));
     write(0, to_memory, std::vector<uint8_t>(kBytes, 0xdd));
@@ -438,8 +438,8 @@ TEST(CudaRuntime, ManyPiecesArriveWhereTheyBelong) {
     std::vector<void*> to;
     std::vector<const void*> from;
     std::vector<size_t> bytes;
-    const size_t slot = kBytes / num_pieces;
-    for (size_t i = 0; i < num_pieces; ++i) {
+    const size_t slot = kBytes / num_stripes;
+    for (size_t i = 0; i < num_stripes; ++i) {
       const bool is_empty = round % 2 == 0 && i % 5 == 4;
       const size_t count = is_empty ? 0 : 1 + random() % slot;
       const size_t source = random() % (kBytes - count + 1);
@@ -453,7 +453,7 @@ TEST(CudaRuntime, ManyPiecesArriveWhereTheyBelong) {
     ok(table().copy, 0, from_memory, static_cast<const void*>(pinned), int64_t{kBytes}, stream);
     ok(table().copy_many, 0, static_cast<void* const*>(to.data()),
        static_cast<const void* const*>(from.data()), static_cast<const size_t*>(bytes.data()),
-       static_cast<int64_t>(num_pieces), stream);
+       static_cast<int64_t>(num_stripes), stream);
     ok(table().synchronize, 0, stream);
     EXPECT_EQ(read(0, to_memory, kBytes), expected) << "round " << round;
   }

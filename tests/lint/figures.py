@@ -1,6 +1,7 @@
-"""Counts that say how large and how plain the tree is: lines and files per part, class widths, retired words.
+"""Counts that say how large and how plain the tree is: lines and files per part, class widths, retired words, chains of calls.
 
-usage: figures.py [ROOT]: of another checkout. `duplicates` is counted by whoever has a tool for it.
+usage: figures.py [ROOT]: of another checkout. A chain of calls counts the files that a call passes through, each with the function that
+takes it on; files that only prepare what is passed are not in it. "-": the checkout has no such chain.
 """
 
 import pathlib
@@ -25,6 +26,16 @@ CODE = (".cc", ".c", ".h", ".cu", ".cuh", ".py", ".rs", ".go", ".i", ".java")
 # Mirrors of the ABI, and the line that a generated one begins with.
 MIRRORS = ("bindings/rust/kvcache-sys/src/", "bindings/python/src/structs.c", "bindings/python/src/abi_structs.h")
 GENERATED = re.compile(r"generated|do not edit", re.IGNORECASE)
+CHAINS = {
+    "files from kvc_attn to the CPU kernel": (
+        ("src/capi/attention.cc", "call.attend("), ("src/cache/cache_forward.cc", "engine->attend("),
+        ("src/exec/cpu/engine.cc", "runner_.run("), ("src/exec/cpu/work_list.cc", "attn_decode(params, item"),
+        ("kernels/cpu/decode-inl.h", "void attn_decode("), ("kernels/cpu/decode_block-inl.h", "dot_block")),
+    "hops from the CUDA table to the kernel": (
+        ("kernels/cuda/runtime/backend.cc", "found->launch("), ("kernels/cuda/attn/mma/launch.cu", "attn_mma::launch_mma<"),
+        ("kernels/cuda/attn/mma/launch_bf16.cu", "launch_mma<"), ("kernels/cuda/attn/mma/kernel.cuh", "__global__")),
+}
+CUDA_WING = ("src/device/", "src/exec/cuda/")
 MOVES_BYTES = re.compile(r"virtual\s+[\w:]+\s+(copy\w*|promote|demote|enqueue)\s*\(")
 
 
@@ -67,6 +78,12 @@ def main():
     reach = sum(len(re.findall(r"\.cache\.\w+\(\)\.\w|self\.\w+\(\)\.\w", tree.code_only(tree.text(path))))
                 for path in tree.c_files("src/capi"))
     print(f"{'ways of capi through Cache':32} {reach:5}")
+    outside = sum(tree.text(path).count('#include "kernels/cuda/') for path in tree.c_files("src") if not path.startswith(CUDA_WING))
+    print(f"{'includes of kernels/cuda outside its wing':42} {outside}")
+    present = set(tree.all_files())
+    for name, chain in CHAINS.items():
+        known = all(path in present and part in tree.text(path) for path, part in chain)
+        print(f"{name:42} {len(chain) if known else '-'}")
 
 
 if __name__ == "__main__":

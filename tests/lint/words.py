@@ -1,33 +1,35 @@
-"""One word, one thing: retired words (the glossary of ARCHITECTURE.md has the present ones), and trailing comments that continue the code as a clause."""
+"""One word, one thing: the retired words of ARCHITECTURE.md, and trailing comments that continue the code as a clause."""
 
 import re
 
 import tree
 
-# Retired words of code and comments, with what replaces them. Whole words, or whole parts of an identifier between underscores.
-RETIRED = {
-    r"add_holder|drop_holder|holders?": "reference, refs, add_ref, drop_ref",
-    r"vacant|make_vacant|evictable": "free, cached, available",
-    r"TokenTrail|is_altered|touch_tables|steady_until": "TokenHistory, diverged, invalidate_tables, no_table_change_before",
-    r"page_tokens": "page_size",
-    r"seen_keys|SeenKeys|unseen": "visible range",
-    r"turn_keys|turned|angles|Angles|\w*Angles": "RoPE, cos_sin",
-    r"cut_box|BoxPlace": "TMA box",
-    r"take_tile|Running|Walk": "process_tile, online softmax state, decode loop",
-    r"leftovers|give_back|is_beside_capture|stream_beside_captures": "deferred frees, release, out-of-band call",
-    r"combine|combining": "reduce_splits",
-    r"op_view": "tensor_view, op_metadata",
-}
+ROW = re.compile(r"^\|(.+)\|(.+)\|$")
+CODE = re.compile(r"`([^`]+)`")
+
 # Identifiers and words that stay, each with the path below which it may stand: names of the public interface, words of mathematics.
 ALLOWED = {
     ("angles", "kernels/cuda/rope/sine_cosine.h"),
 }
 CLAUSE = re.compile(r"\S\s*//\s*(that|who|what|of|for which|and)\b", re.IGNORECASE)
-FOLDERS = ("src", "kernels", "tools")
+FOLDERS = ("src", "kernels", "tools", "bench")
 # The public header has words of its own readers, so only its comments' form is checked.
-CLAUSE_FOLDERS = (*FOLDERS, "include", "bench", "examples")
-PATTERNS = [(re.compile(rf"(?<![A-Za-z])({words})(?![A-Za-z])"), better) for words, better in RETIRED.items()]
+CLAUSE_FOLDERS = (*FOLDERS, "include", "examples")
 IDENTIFIER = re.compile(r"\w+")
+
+
+def table():
+    """Pairs of a pattern and what replaces it, of the table "retired" of ARCHITECTURE.md. Whole words, or whole parts of an identifier."""
+    rows = tree.text("ARCHITECTURE.md").split("| retired | now |")[1].strip().split("\n")
+    pairs = []
+    for row in map(ROW.match, rows):
+        words = "|".join(map(re.escape, CODE.findall(row.group(1)))) if row else ""
+        if words:
+            pairs.append((re.compile(rf"(?<![A-Za-z])({words})(?![A-Za-z])"), row.group(2).strip()))
+    return pairs
+
+
+PATTERNS = table()
 
 
 def is_allowed(word, path):

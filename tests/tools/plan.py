@@ -100,7 +100,7 @@ class Plan(unittest.TestCase):
         self.assertEqual(plan["planned_len"], 16 * plan["num_pages"])
         self.assertEqual(plan["num_pages"], min(rank["num_pages"] for rank in plan["ranks"]))
 
-    def test_prompts_come_in_pieces_of_8192_tokens_unless_told_otherwise(self):
+    def test_prompts_come_in_chunks_of_8192_tokens_unless_told_otherwise(self):
         gemma = [config("gemma-3-27b"), "--memory", "24GiB"]
         plan = self.planned(*gemma)
         self.assertEqual(plan["max_tokens_per_forward"], 8192)
@@ -109,13 +109,13 @@ class Plan(unittest.TestCase):
         self.assertEqual(plan, self.planned(*gemma, "--max-tokens-per-forward", 8192))
         self.assertIn("A forward has at most 8,192 new tokens (--max-tokens-per-forward)", run(*gemma).stdout)
         text, warning = self.warned(*gemma, "--max-tokens-per-forward", 0)
-        self.assertIn("Prompts in pieces (--max-tokens-per-forward) need fewer pages", warning)
+        self.assertIn("Prompts in chunks (--max-tokens-per-forward) need fewer pages", warning)
         self.assertIn("A prompt comes in one forward, whatever its length", text)
 
     def test_a_window_longer_than_the_context_is_no_reason_for_the_hint(self):
         phi = [config("phi-3-mini-128k"), "--memory", "24GiB", "--max-tokens-per-forward", 0]
         self.assertGreater(self.planned(*phi, "--max-len", 4096)["groups"][0]["window"], 131072)
-        self.assertNotIn("Prompts in pieces", self.warned(*phi)[1])
+        self.assertNotIn("Prompts in chunks", self.warned(*phi)[1])
 
     def test_known_families_are_listed_and_others_are_assumed_to_be_one_of_them(self):
         listed = subprocess.run([TOOL, "plan", "--families"], capture_output=True, text=True, timeout=300)

@@ -22,8 +22,8 @@ WorkShape shape_of(const AttnParams& params, bool tiles_only, int32_t concurrenc
 void draw_turns(AttnProblem& problem) {
   for (AttnSequence& sequence : problem.sequences) {
     const int64_t dice = problem.random.between(0, 4);
-    if (dice < 2) sequence.turn_end = sequence.key_begins != nullptr ? sequence.sink_end : 0;
-    if (dice > 2) sequence.turn_end = problem.random.between(1, sequence.first_key_end + 5);
+    if (dice < 2) sequence.sink_q_end = sequence.key_begins != nullptr ? sequence.sink_end : 0;
+    if (dice > 2) sequence.sink_q_end = problem.random.between(1, sequence.first_key_end + 5);
   }
 }
 

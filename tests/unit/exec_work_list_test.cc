@@ -144,7 +144,7 @@ TEST(WorkList, PutsSinksIntoTheFirstItemUnlessTheirQueriesTurnDifferently) {
   schedule_work(&windowed.sequence, 1, shape, {}, &list);
   const std::vector<KvChunk> joined = {{0, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
   EXPECT_EQ(pieces_of(list), joined);
-  windowed.sequence.turn_end = 4;
+  windowed.sequence.sink_q_end = 4;
   schedule_work(&windowed.sequence, 1, shape, {}, &list);
   const std::vector<KvChunk> split = {
       {0, 4, true}, {900, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
@@ -161,9 +161,9 @@ TEST(WorkList, CutsWhereQueriesTurnDifferently) {
   WorkShape shape = kGroupOfFour;
   for (const bool tiles_only : {false, true}) {
     shape.tiles_only = tiles_only;
-    const auto pieces = [&](int64_t length, int64_t window, int64_t sinks, int64_t turn_end) {
+    const auto pieces = [&](int64_t length, int64_t window, int64_t sinks, int64_t sink_q_end) {
       Windowed windowed(length, window, sinks);
-      windowed.sequence.turn_end = turn_end;
+      windowed.sequence.sink_q_end = sink_q_end;
       if (window == 0) windowed.sequence.key_begins = nullptr;
       WorkList list;
       schedule_work(&windowed.sequence, 1, shape, {}, &list);

@@ -236,8 +236,8 @@ struct NaiveKeys {
   }
 };
 
-// One query head of one row. Keys below turn_end, and with `turns_sinks` those below sink_end, meet
-// queries turned by sink_q_rotation.
+// One query head of one row. Keys below sink_q_end, and with `turns_sinks` those below sink_end,
+// meet queries turned by sink_q_rotation.
 inline void naive_row(AttnProblem& problem, int32_t s, int64_t row, int64_t head, bool turns_sinks,
                       NaiveKeys& keys, NaiveResult* result) {
   const AttnParams& params = problem.params;
@@ -256,7 +256,7 @@ inline void naive_row(AttnProblem& problem, int32_t s, int64_t row, int64_t head
   for (int64_t key = 0; key < problem.max_keys(s); ++key) {
     if (!Visibility::sees(problem, s, row, key)) continue;
     keys.read(key);
-    const bool turns = key < sequence.turn_end || (turns_sinks && key < sequence.sink_end);
+    const bool turns = key < sequence.sink_q_end || (turns_sinks && key < sequence.sink_end);
     const std::vector<double>& with = turned[turns ? 1 : 0];
     const std::vector<double>& k = keys.k[static_cast<size_t>(key)];
     double score = 0;

@@ -139,7 +139,7 @@ void register_demo(CLI::App& app, int& exit_code) {
          "Cache");
   number("--page-size", options.page_size, 1, 4096, "Tokens of a page", "Cache");
   number("--tokens-per-step", options.tokens_per_step, 1, 65536,
-         "Most tokens of one step, decodes and prompt pieces", "Cache");
+         "Most tokens of one step, decodes and prompt chunks", "Cache");
   number("--max-length", options.max_length, 0, 1 << 20,
          "Tokens that row 1 reserves for each; 0: the longest request, up to a multiple of 512",
          "Cache");

@@ -1,5 +1,5 @@
 // Continuous batching (Yu et al., Orca, OSDI 2022): every step takes the next token of each running
-// conversation and fills a token budget with pieces of waiting prompts. One scheduler serves all
+// conversation and fills a token budget with chunks of waiting prompts. One scheduler serves all
 // rows; only the store differs.
 #pragma once
 

@@ -37,7 +37,7 @@ class WorkerPool {
         std::addressof(callable));
   }
 
-  // This pool as the library sees it; borrows *this.
+  // This pool for the library; borrows *this.
   kvc_executor executor();
 
  private:

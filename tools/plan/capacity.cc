@@ -105,7 +105,7 @@ std::vector<Stage> plan_what_fits(kvc_config& config, int32_t stages) {
   }
 }
 
-bool sees_less_than(const kvc_layer& layer, int64_t tokens) {
+bool keeps_less_than(const kvc_layer& layer, int64_t tokens) {
   return (layer.window != 0 && layer.window < tokens) || (layer.chunk != 0 && layer.chunk < tokens);
 }
 
@@ -182,7 +182,7 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
   capacity.planned_len = config.max_seq_len;
   capacity.drops_behind_windows =
       std::any_of(config.layers, config.layers + config.num_layers,
-                  [&](const kvc_layer& layer) { return sees_less_than(layer, capacity.max_len); });
+                  [&](const kvc_layer& layer) { return keeps_less_than(layer, capacity.max_len); });
   capacity.num_pages = common_pages(capacity.stages);
   const auto fewest = std::min_element(
       capacity.stages.begin(), capacity.stages.end(),

@@ -52,7 +52,7 @@ struct Capacity {
   std::vector<Requests> by_length;
   int64_t pages_with_one_more_gib = 0;
   bool leaves_out_encoder = false;    // no limit of encoder tokens is known: they are not counted
-  bool drops_behind_windows = false;  // some layer sees fewer tokens than planned_len
+  bool drops_behind_windows = false;  // Some layer keeps fewer tokens than planned_len.
 
   const Stage& reported() const { return stages[tightest]; }
   bool fits() const { return planned_len == max_len; }

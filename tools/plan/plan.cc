@@ -114,13 +114,12 @@ void add_shape(CLI::App& plan, UniformLayers& shape) {
   layers->needs(add("--kv-heads", shape.kv_heads, "Heads of K and V", heads));
   layers->needs(add("--head-dim", shape.head_dim, "Elements of a head", CLI::Range(1, 512)));
   add("--q-heads", shape.q_heads, "Query heads; default: as many as kv heads", heads);
-  CLI::Option* window =
-      add("--window", shape.window, "Keys a query sees, itself included, in layers with a window",
-          CLI::Range(1, INT32_MAX));
+  CLI::Option* window = add("--window", shape.window,
+                            "Visible keys of a query, itself included, in layers with a window",
+                            CLI::Range(1, INT32_MAX));
   add("--window-every", shape.window_every, "Every n-th layer has the window; default: all", heads)
       ->needs(window);
-  add("--full-every", shape.full_every,
-      "Every n-th layer sees everything, the others have the window", heads)
+  add("--full-every", shape.full_every, "Every n-th layer has no window, the others have it", heads)
       ->needs(window);
 }
 

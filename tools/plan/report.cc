@@ -92,7 +92,7 @@ void append_summary(const Capacity& capacity, std::string& text) {
   if (capacity.max_tokens_per_forward != 0) {
     append(text,
            "A forward has at most %s new tokens (--max-tokens-per-forward): longer prompts come in "
-           "pieces.\n",
+           "chunks.\n",
            grouped(capacity.max_tokens_per_forward).c_str());
   } else {
     text += "A prompt comes in one forward, whatever its length (--max-tokens-per-forward 0).\n";
@@ -147,7 +147,7 @@ std::string warning_of(const Capacity& capacity) {
                      ": this is the plan for --max-len " + std::to_string(capacity.planned_len);
   if (capacity.max_tokens_per_forward == 0 && capacity.drops_behind_windows)
     text +=
-        ". Prompts in pieces (--max-tokens-per-forward) need fewer pages: layers with a window "
+        ". Prompts in chunks (--max-tokens-per-forward) need fewer pages: layers with a window "
         "drop theirs";
   return text;
 }

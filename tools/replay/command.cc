@@ -233,9 +233,10 @@ void register_replay(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"lru", "none"}).description(""))
       ->type_name("NAME")
       ->group("Cache");
-  number("--window", line->replay.window, 0, kMany,
-         "A second group of layers sees so many tokens, and has pages of its own; 0: none",
-         "Cache");
+  number(
+      "--window", line->replay.window, 0, kMany,
+      "A second group of layers has a window of so many tokens, and has pages of its own; 0: none",
+      "Cache");
   replay->add_flag("--inside", line->inside, "Hits end inside blocks, too; for traces of token ids")
       ->group("Cache");
   replay

@@ -20,7 +20,7 @@ const char* policy_name(Policy policy);
 struct ReplayOptions {
   int64_t block = kMooncakeBlock;  // tokens of a page
   Policy policy = Policy::kLru;
-  int64_t window = 0;        // a second group of layers sees this many tokens; 0: there is none
+  int64_t window = 0;        // A second group of layers has it; 0: there is none.
   bool whole_blocks = true;  // else hits end inside blocks, too, where tokens are known
   bool outputs = false;      // outputs take pages, too; published where their tokens are known
   int64_t concurrency = 0;   // a request is removed when so many more have come; 0: at once

@@ -1,4 +1,4 @@
-// Pieces of an SVG figure in the style that all figures of the command share.
+// Parts of an SVG figure in the style that all figures of the command share.
 #pragma once
 
 #include <string>

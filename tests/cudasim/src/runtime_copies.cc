@@ -139,28 +139,28 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 
 // In any order: CUDA promises none inside a batch.
 cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes,
-                                 size_t num_pieces, cudaMemcpyAttributes* attributes,
+                                 size_t num_stripes, cudaMemcpyAttributes* attributes,
                                  size_t* attribute_indices, size_t num_attributes,
                                  cudaStream_t stream) {
   return call("cudaMemcpyBatchAsync", [&](Runtime& state) {
     if (!state.has_batch_copies) return cudaErrorNotSupported;
     CUstream_st* on = find_stream(state, stream);
     if (on == nullptr) return cudaErrorInvalidResourceHandle;
-    if (on == state.devices[on->device].legacy || num_pieces == 0 || num_attributes == 0 ||
-        num_attributes > num_pieces || attribute_indices[0] != 0)
+    if (on == state.devices[on->device].legacy || num_stripes == 0 || num_attributes == 0 ||
+        num_attributes > num_stripes || attribute_indices[0] != 0)
       return cudaErrorInvalidValue;
     if (on->capture != nullptr) {
       invalidate(*on->capture);
       return cudaErrorStreamCaptureUnsupported;
     }
     for (size_t a = 1; a < num_attributes; ++a)
-      if (attribute_indices[a] <= attribute_indices[a - 1] || attribute_indices[a] >= num_pieces)
+      if (attribute_indices[a] <= attribute_indices[a - 1] || attribute_indices[a] >= num_stripes)
         return cudaErrorInvalidValue;
     std::vector<Piece> pieces;
     std::vector<Ends> all_ends;
     bool blocks = false;
     size_t attribute = 0;
-    for (size_t i = 0; i < num_pieces; ++i) {
+    for (size_t i = 0; i < num_stripes; ++i) {
       if (attribute + 1 < num_attributes && i == attribute_indices[attribute + 1]) ++attribute;
       const cudaMemcpySrcAccessOrder order = attributes[attribute].srcAccessOrder;
       if (order <= cudaMemcpySrcAccessOrderInvalid || order > cudaMemcpySrcAccessOrderAny)
@@ -178,9 +178,10 @@ cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const
       pieces.push_back(std::move(piece));
       all_ends.push_back(ends);
     }
-    std::vector<size_t> order(num_pieces);
+    std::vector<size_t> order(num_stripes);
     std::iota(order.begin(), order.end(), size_t{0});
-    for (size_t i = num_pieces; i > 1; --i) std::swap(order[i - 1], order[state.random.next() % i]);
+    for (size_t i = num_stripes; i > 1; --i)
+      std::swap(order[i - 1], order[state.random.next() % i]);
     const cudaError_t error = enqueue(state, on, [&state, pieces, all_ends, order] {
       ++state.counters.copy_calls;
       state.counters.copied_pieces += pieces.size();
