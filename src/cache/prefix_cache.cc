@@ -94,14 +94,16 @@ int64_t PrefixCache::match(const PrefixQuery& query) const {
   core_.require_prefix_index("a prefix query");
   KeyChain chain(query, core_.index.block_tokens());
   AttachPlan plan = plan_attach(chain, wants_whole_blocks(query));
+  if (core_.tiers.empty()) return plan.match.num_tokens;
   const TierRun run = find_run(chain, &plan);
   return run.empty() ? plan.match.num_tokens : run.end * core_.index.block_tokens();
 }
 
-// What the tiers add to the hit; empty: nothing. The plan then ends where the run begins.
+// What the tiers, of which there is at least one, add to the hit; empty: nothing. The plan then
+// ends where the run begins.
 TierRun PrefixCache::find_run(KeyChain& chain, AttachPlan* plan) const {
   const int64_t most = most_tokens(chain.query()) / core_.index.block_tokens();
-  if (core_.tiers.empty() || plan->match.num_blocks >= most) return {};
+  if (plan->match.num_blocks >= most) return {};
   AttachPlan whole;
   if (plan->match.tail != kNoNode) whole = plan_attach(chain, true);
   const AttachPlan& local = plan->match.tail != kNoNode ? whole : *plan;
@@ -152,7 +154,8 @@ int64_t PrefixCache::attach(kvc_seq id, const PrefixQuery& query) {
   core_.require_closed("attach");
   KeyChain chain(query, core_.index.block_tokens());
   AttachPlan plan = plan_attach(chain, wants_whole_blocks(query));
-  TierRun run = find_run(chain, &plan);
+  TierRun run;
+  if (!core_.tiers.empty()) run = find_run(chain, &plan);
   PrefixMatch match = plan.match;
   std::unique_ptr<Sequence> made = core_.sequences.make(id);
   made->history = history_of(query, chain, match.num_tokens, core_.spare_histories.take());

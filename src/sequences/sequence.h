@@ -156,7 +156,7 @@ struct alignas(64) PageTable {
   }
   // Dropped places may become a gap.
   void close_up(int32_t page_size) noexcept {
-    pages.close_up(ceil_div(sink_kept, page_size), kept_begin / page_size);
+    if (kept_begin > 0) pages.close_up(ceil_div(sink_kept, page_size), kept_begin / page_size);
   }
   // The sequence has shrunk to `tokens` tokens. No sink token was ever dropped.
   void note_length(int64_t tokens) {
