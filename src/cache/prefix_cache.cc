@@ -154,17 +154,18 @@ int64_t PrefixCache::attach(kvc_seq id, const PrefixQuery& query) {
   core_.require_closed("attach");
   KeyChain chain(query, core_.index.block_tokens());
   AttachPlan plan = plan_attach(chain, wants_whole_blocks(query));
-  TierRun run;
+  std::optional<TierRun> run;
   if (!core_.tiers.empty()) run = find_run(chain, &plan);
+  if (run.has_value() && run->empty()) run.reset();
   PrefixMatch match = plan.match;
   std::unique_ptr<Sequence> made = core_.sequences.make(id);
   made->history = history_of(query, chain, match.num_tokens, core_.spare_histories.take());
-  const int64_t most = run.empty() ? match.num_tokens : run.end * core_.index.block_tokens();
+  const int64_t most = run.has_value() ? run->end * core_.index.block_tokens() : match.num_tokens;
   core_.publisher.reserve(most, made.get());
   // A pool that has grown has pages that the index never saw.
   if (!plan.on_host.empty()) core_.index.reserve(0);
   std::optional<TierFetch> fetch;
-  if (!run.empty()) fetch.emplace(core_, std::move(run), history_of(query, chain, most, {}));
+  if (run.has_value()) fetch.emplace(core_, std::move(*run), history_of(query, chain, most, {}));
   // Nothing throws from here on.
   core_.index.read_clock();
   if (!plan.on_host.empty()) match = fetch_match(chain, plan);
