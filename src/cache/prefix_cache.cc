@@ -13,8 +13,6 @@
 
 namespace kvc {
 
-struct PrefixCache;
-
 namespace {
 
 int64_t most_tokens(const PrefixQuery& query) {
