@@ -63,7 +63,9 @@ class Call:
         self._stack = stack
         self._caches: list = []
         self._given = [argument for argument in (*args, *kwargs.values()) if hasattr(argument, "_caches_of_call")]
-        self._wants_cache = kwargs.get("use_cache") is not False
+        # Versions 4 hand the cache to the encoder of T5 and its like too, which have the attribute.
+        is_encoder = getattr(model, "is_decoder", True) is False
+        self._wants_cache = kwargs.get("use_cache") is not False and not is_encoder
         stack.callback(_forget_call)
         for module in (model, getattr(model, "model", None)):
             if "rope_deltas" in getattr(module, "__dict__", ()):  # M-RoPE: what an image shifts the positions behind it by
