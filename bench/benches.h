@@ -103,7 +103,7 @@ struct StepOptions {
   int layers = 32;
   int groups = 1;  // More: the layers take turns with windows of different lengths.
   bool aligned = false;
-  int many = 1024;  // sequences of two more batches, of one group and of six; 0: none.
+  int many = 1024;  // Sequences of two more batches, of one group and of six; 0: none.
 };
 
 struct PrefixOptions {

@@ -76,7 +76,7 @@ Report run_gpu(const GpuOptions& options, const std::string& bench) {
     results.push_back(run_shape(gpu, shape, limits, options.budget, options.tiny));
   try {
     report["copy_gbps_after"] = rounded(copy_rate(gpu, options.budget, options.tiny).median / 1e9);
-  } catch (const std::runtime_error&) {  // a device that was lost on the way: the shapes say so.
+  } catch (const std::runtime_error&) {  // A device was lost on the way: the shapes say so.
   }
   report["shapes"] = std::move(results);
   return report;

@@ -15,7 +15,7 @@ constexpr double kAssumedMatmulTflops = 790;
 
 struct GpuOptions {
   std::string device = "cpu";       // "cuda", "cuda:N"
-  std::vector<std::string> shapes;  // ids; empty: all.
+  std::vector<std::string> shapes;  // Empty: all.
   double matmul_tflops = kAssumedMatmulTflops;
   bool tiny = false;
   bool json = false;

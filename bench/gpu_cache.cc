@@ -121,7 +121,7 @@ void GpuCache::make(const kvc_config& config) {
 GpuCache::~GpuCache() {
   try {
     gpu_.synchronize();
-  } catch (const std::exception&) {  // the device is lost: whatever comes next says so.
+  } catch (const std::exception&) {  // The device is lost: whatever comes next says so.
   }
   kvc_cache_destroy(cache_);
 }

@@ -13,7 +13,7 @@ struct CallTimes {
   Spread seconds;  // Time of one call, over rounds.
   // Seconds that the host needs to enqueue one call, while the device's queue has room.
   double enqueue = 0;
-  int64_t calls = 0;  // calls per round.
+  int64_t calls = 0;  // Calls per round.
   int rounds = 0;
 
   // The device was done before the host had enqueued more: the time is the host's.

@@ -76,7 +76,7 @@ struct Attention {
     sequence.first_key_end = keys - rows + 1;
     sequence.position = keys - rows;
     params.q = rows_of(q, kQHeads, dtype);
-    params.q_scale = 0.1275f;  // log2(e) / sqrt(128).
+    params.q_scale = 0.1275f;  // log2(e) / sqrt(128)
     params.k = pages.k();
     params.v = pages.v();
     params.page_size = kPageSize;

@@ -215,7 +215,7 @@ double arithmetic_avx512bf16() {
   __m512 chain[kChains];
   KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] =
       _mm512_set1_ps(static_cast<float>(i));
-  const __m512i ones = _mm512_set1_epi32(0x3f803f80);  // pairs of bfloat16 1.0.
+  const __m512i ones = _mm512_set1_epi32(0x3f803f80);  // Pairs of bfloat16 1.0.
   const auto pairs = (__m512bh)ones;
   for (int round = 0; round < kRounds; ++round) {
     KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] =

@@ -39,7 +39,7 @@ Spread seconds_of_call(const Budget& budget, const std::function<void()>& call);
 
 // What a bench is about, in turn with the limit it is compared with.
 struct PairedResult {
-  Spread subject_rate;  // amount / seconds.
+  Spread subject_rate;  // amount / seconds
   Spread limit_rate;
   Spread share;            // subject_rate / limit_rate of each pair.
   int kept = 0;            // Pairs in the figures.

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMeasurements = 4;  // Measurements that share the time.
 constexpr int kPrefillLayers = 1;
-constexpr int kLengthFactor = 4;  // the shorter and the longer context.
+constexpr int kLengthFactor = 4;  // The shorter and the longer context.
 
 // One sequence whose layers all have the same window (0: none), and new tokens at its end.
 class Windowed {

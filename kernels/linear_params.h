@@ -54,7 +54,7 @@ enum class Activation : int32_t { kNone = 0, kSilu = 1 };
 // state_out is state_in or does not overlap it.
 struct ConvSequence {
   int64_t row_begin;  // First packed row in x and out.
-  int64_t num_rows;   // tokens; 0: the state is carried on.
+  int64_t num_rows;   // Tokens; 0: the state is carried on.
   // Nullable (zeros) [channels][width - 1]: the last inputs, newest last.
   const std::byte* state_in;
   std::byte* state_out;
@@ -66,7 +66,7 @@ struct ConvParams {
   TokenRows x, out;       // [T][channels]: one head.
   const float* weight;    // [channels][width]
   int64_t weight_stride;  // In elements, between channels.
-  const float* bias;      // Nullable [channels].
+  const float* bias;      // Nullable [channels]
   Activation activation;
   int32_t channels;
   int32_t width;  // >= 2.

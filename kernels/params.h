@@ -97,12 +97,12 @@ struct AttnSequence {
   int64_t position;       // Absolute position of row 0 (ALiBi).
   int64_t key_position;   // Absolute position of key 0 (ALiBi, key rotation), its bias column.
   // From here on: all zero for a plain causal sequence.
-  const int32_t* row_map;     // Nullable [num_rows].
-  const int32_t* key_begins;  // Nullable [num_rows].
+  const int32_t* row_map;     // Nullable [num_rows]
+  const int32_t* key_begins;  // Nullable [num_rows]
   const int32_t* key_ends;    // Nullable [num_rows], never decreasing.
   int64_t sink_end;
   int64_t tree_begin;         // Key of the tree's node 0.
-  const uint64_t* tree_mask;  // Nullable [num_rows][tree_words].
+  const uint64_t* tree_mask;  // Nullable [num_rows][tree_words]
   int64_t tree_words;         // (nodes + 63) / 64; a row's bits beyond its end(i) do not matter.
   // Nullable [num_rows]: absolute positions of the rows; else position + i.
   const int32_t* row_positions;
@@ -147,15 +147,15 @@ struct AttnParams {
   int32_t v_dim;
   int32_t causal;      // See AttnSequence.
   float softcap;       // 0: off.
-  const float* sinks;  // Nullable [num_q_heads].
-  const float* alibi;  // Nullable [num_q_heads].
+  const float* sinks;  // Nullable [num_q_heads]
+  const float* alibi;  // Nullable [num_q_heads]
   // Nullable; element (h, t, j) at bias + h*bias_head_stride + t*bias_token_stride + j.
   const float* bias;
   int64_t bias_head_stride;  // In elements; 0: the same for all heads.
   // In elements; t = packed row, j = key_position + k: the key's place, wherever it stands.
   int64_t bias_token_stride;
   TokenRows out;             // [T][num_q_heads][v_dim]
-  float* lse;                // nullable; element (t, h) at lse + t*lse_token_stride + h.
+  float* lse;                // Nullable; element (t, h) at lse + t*lse_token_stride + h.
   int64_t lse_token_stride;  // In elements.
   const AttnSequence* sequences;
   float* partials;               // Workspace for split items, see AttnItem::partial.

@@ -41,7 +41,7 @@ constexpr int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 struct ScratchLayout {
   int64_t rows, blocks;  // Per kv head: query rows, blocks of rows.
   int64_t q_stride, acc_stride;
-  int64_t q, acc, states, keys, zeros, bytes;  // byte offsets, total.
+  int64_t q, acc, states, keys, zeros, bytes;  // Byte offsets, total.
 };
 
 inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows,

@@ -45,9 +45,9 @@ inline bool serves(const AttnParams& params) {
 
 // Where everything of a pass lies in its scratch memory.
 struct ScratchLayout {
-  int64_t groups;                                                       // lane groups.
+  int64_t groups;                                                       // Lane groups.
   int64_t q_words, acc_floats;                                          // Per group.
-  int64_t q, acc, states, scores, weights, queries, row, zeros, bytes;  // byte offsets, total.
+  int64_t q, acc, states, scores, weights, queries, row, zeros, bytes;  // Byte offsets, total.
 };
 
 inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows) {
@@ -82,7 +82,7 @@ struct Fetch {
   const std::byte* rows[2 * kBlockKeys];
   int64_t count;       // Rows listed.
   int64_t work;        // How much is computed meanwhile.
-  int64_t done, next;  // work, rows.
+  int64_t done, next;  // Work, rows.
 
   void start(int64_t total_work) { count = done = next = 0, work = total_work; }
   void add(const Block& block, int begin) {
@@ -331,7 +331,7 @@ class LatentLoop {
   float* const scores_;         // [kBlockKeys][kGroupLanes]
   uint32_t* const weights_;     // [kBlockPairs][kGroupLanes]
   uint16_t* const queries_;     // [kHalfLanes][row elements], on their way into q_
-  float* const row_;            // a query or a result in the order of its elements.
+  float* const row_;            // A query or a result in the order of its elements.
   std::byte* const zeros_;
   VisibleKeys visible_{};
   Fetch fetch_;

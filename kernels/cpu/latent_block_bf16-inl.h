@@ -204,7 +204,7 @@ KVC_VEC_INLINE __mmask32 column_mask(int64_t left) {
 
 // What a value tile multiplies.
 struct ValueArgs {
-  const std::byte* const* keys;  // [2 * num_pairs].
+  const std::byte* const* keys;  // [2 * num_pairs]
   const uint32_t* weights;       // [num_pairs][kGroupLanes]
   const float* alpha;            // [kGroupLanes]
   int num_pairs;

@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kPairLanes = 16;                            // bf16 pairs, or floats, per register.
 constexpr int kPairKeyVectors = kBlockKeys / kPairLanes;  // Registers across the keys of a block.
-constexpr int kBlockPairs = kBlockKeys / 2;               // pairs of keys in a block.
+constexpr int kBlockPairs = kBlockKeys / 2;               // Pairs of keys in a block.
 
 // ----------------------------------------------------------------------------------------------
 // packing

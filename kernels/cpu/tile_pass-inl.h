@@ -42,7 +42,7 @@ struct TilePass {
   float* query;       // [k_dim]                    one query row in fp32.
   float* scores;      // [kMaxTileRows][kBlockKeys]
   float* correction;  // [kLanes]
-  std::byte* zeros;   // a row of zeros, stands for the keys behind the last one.
+  std::byte* zeros;   // A row of zeros stands for the keys behind the last one.
   // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows.
   const std::byte** rows;
   std::byte* rotated;              // [kBlockKeys][k_dim]        K rotated while it is read.
@@ -118,7 +118,7 @@ void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* co
 // core has few outstanding lines, so bursts wait too (together a third of the time of a short
 // append).
 struct TilePrefetch {
-  const std::byte* const* rows;  // [2 * kBlockKeys].
+  const std::byte* const* rows;  // [2 * kBlockKeys]
   int64_t k_bytes, v_bytes;      // Per row.
   int32_t done, step;            // Rows asked for so far, rows per call.
 };

@@ -157,7 +157,7 @@ inline void store_tile_row(const TileRows& rows, const TileRow& row, float row_m
                            const float* acc /* [v_dim, rounded up to whole vectors] */) {
   const float total = horizontal_sum(load(sum));
   if (total != total)
-    row_max = total;  // a visible NaN: not to be taken for a row that saw nothing.
+    row_max = total;  // A visible NaN: not to be taken for a row without visible keys.
   store_row(*rows.params, *rows.item, row.token, row.head, row_max, total, acc);
 }
 

@@ -111,7 +111,7 @@ KVC_VEC_INLINE float from_f16_bits(uint16_t half) {
     bits = sign | 0x7f800000 | ((magnitude & 0x3ff) << 13) | (magnitude > 0x7c00 ? 0x400000 : 0);
   } else if (magnitude >= 0x400) {
     bits = sign | ((magnitude << 13) + (112u << 23));
-  } else {  // zero and subnormals: a multiple of 2^-24.
+  } else {  // Zero and subnormals: a multiple of 2^-24.
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
     __builtin_memcpy(&bits, &value, 4);
     bits |= sign;

@@ -54,7 +54,7 @@ struct VisibleKeys {
   int64_t row_begin, row_end;
   SequenceMask<int64_t> mask;
   TileRange<int64_t> rows;  // The ends are clipped to the item.
-  int64_t begin, all_end;   // Outside, some key is hidden from some row.
+  int64_t begin, all_end;   // Outside, some key is masked in some row.
   bool ends_only;           // Rows differ in their ends only.
 
   // No key from here on is visible.

@@ -50,7 +50,7 @@ struct OpPairsParams {
     int64_t inner_count, inner_stride;
     int64_t bytes;
   } halves[2];
-  PageRegion* layers;  // [runs of K and V].
+  PageRegion* layers;  // [runs of K and V]
 };
 
 // Writes the slots 0, 1, 2, ... of rows that go where they came from.

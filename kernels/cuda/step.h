@@ -43,7 +43,7 @@ struct StepState {
   int32_t* append;
   int32_t* length;           // Committed tokens.
   int32_t* row_begin;        // [S + 1]: first packed row.
-  int32_t* cross_row_begin;  // [S + 1].
+  int32_t* cross_row_begin;  // [S + 1]
   int32_t* window;
   int32_t* sink;
   int32_t* offset;

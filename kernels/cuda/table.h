@@ -131,7 +131,7 @@ struct MoveParams {
   kernels::Rotation rotation;
   const int64_t* from;  // [first[num_lists]]
   const int64_t* to;
-  const int64_t* first;  // [num_lists + 1].
+  const int64_t* first;  // [num_lists + 1]
   int32_t num_lists;
   int64_t num_pairs;
 };

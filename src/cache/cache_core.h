@@ -27,11 +27,9 @@ namespace kvc {
 
 class StreamOrder;
 
-// Memory of token histories that are gone, for those that come.
-
-// Tokens and keys of a long prompt are hundreds of kilobytes, which the system hands out page by
-// page: the next prompt writes over them. Two are kept, the larger first: a request that is
-// attached and then published needs two.
+// Memory of token histories that are gone, for those that come. Tokens and keys of a long prompt
+// are hundreds of kilobytes, which the system hands out page by page: the next prompt writes over
+// them. Two are kept, the larger first: a request that is attached and then published needs two.
 class SpareHistories {
  public:
   void keep(TokenHistory& history) noexcept {

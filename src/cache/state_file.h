@@ -128,9 +128,7 @@ void read_contents(ChunkReader& reader, const StateFileImage& image, Pages&& pag
 // Reads and checks the rest of the file.
 void check_contents(ChunkReader& reader, const StateFileImage& image);
 
-// What a state file holds, as JSON.
-
-// Reads and checks the whole file. Throws Error.
+// What a state file holds, as JSON. Reads and checks the whole file. Throws Error.
 std::string describe_state_file(ByteSource& source);
 
 }  // namespace kvc

@@ -74,14 +74,12 @@ class FunctionSource final : public ByteSource {
   void* user_;
 };
 
-// A file that is read ahead by a thread, while the caller works on what was read before.
-
-// The file is cut into blocks, which lie in a ring: block n in place n % kNumBlocks. The thread
-// fills blocks [filled_, current_ + kNumBlocks); the caller has block current_. It starts when a
-// second block is asked for. Where the system gives no thread, the caller reads for itself.
-//
-// Reads that go on where the last one ended are fast; any other waits for the thread and begins
-// anew. A view is valid until the next call. One caller at a time.
+// A file that is read ahead by a thread, while the caller works on what was read before. The file
+// is cut into blocks, which lie in a ring: block n in place n % kNumBlocks. The thread fills blocks
+// [filled_, current_ + kNumBlocks); the caller has block current_. It starts when a second block is
+// asked for. Where the system gives no thread, the caller reads for itself.  Reads that go on where
+// the last one ended are fast; any other waits for the thread and begins anew. A view is valid
+// until the next call. One caller at a time.
 class ReadAhead final : public ByteSource {
  public:
   explicit ReadAhead(const char* path) : file_(path) {}  // Throws IO.

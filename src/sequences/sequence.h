@@ -17,10 +17,8 @@
 namespace kvc {
 
 // The uncommitted token tree of a sequence in speculative decoding. Nodes are in the order in which
-// their tokens were appended.
-
-// Node n lies behind the committed tokens, at token length + n of the tables. Its position is
-// Sequence::next_position() plus its depth.
+// their tokens were appended. Node n lies behind the committed tokens, at token length + n of the
+// tables. Its position is Sequence::next_position() plus its depth.
 struct TokenTree {
   std::vector<int32_t> parents;  // -1: a root; else less than the index of the node.
   std::vector<int32_t> depths;   // 0 for roots.

@@ -23,9 +23,8 @@
 
 namespace kvc {
 
-// What fails again and again in a tier is left alone for a while, longer each time.
-
-// Any thread.
+// What fails again and again in a tier is left alone for a while, longer each time. Any thread may
+// call it.
 class Breaker {
  public:
   // For the log, borrowed: the tier ("file", "Redis") and what it does ("reads", "writes").

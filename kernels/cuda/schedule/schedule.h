@@ -54,9 +54,9 @@ struct Scheduler {
   WorkSchedule schedule;
   int32_t num_sequences;
   int32_t num_tiles;
-  int32_t* first_tile;      // [num_sequences + 1].
-  QTile* tiles;             // [num_tiles + 1].
-  CtaBoundary* boundaries;  // [num_ctas + 1].
+  int32_t* first_tile;      // [num_sequences + 1]
+  QTile* tiles;             // [num_tiles + 1]
+  CtaBoundary* boundaries;  // [num_ctas + 1]
 };
 
 // ---- keys of a head tile

@@ -13,9 +13,8 @@
 
 namespace kvc {
 
-// Copies of whole pages between the device pool and the host pool, and inside the device pool.
-
-// One call at a time; no other user of the executor runs meanwhile.
+// Copies of whole pages between the device pool and the host pool, and inside the device pool. One
+// call at a time; no other user of the executor runs meanwhile.
 class CpuPageCopies {
  public:
   // Borrows everything. The device pool may be resized between calls.

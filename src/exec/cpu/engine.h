@@ -25,8 +25,7 @@
 namespace kvc {
 
 // Recurrent states on the CPU: read, written and computed with, in the memory of the state pool.
-
-// Of the open forward; functions as Engine says.
+// They are those of the open forward; its functions are as Engine says.
 class CpuStates {
  public:
   // Borrows all.

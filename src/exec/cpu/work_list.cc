@@ -62,7 +62,7 @@ class Planner {
     bool shared_entry = false;
     int32_t member = -1;        // Number of the member, over all prefixes; -1: none.
     int64_t first_key = 0;      // Keys before it come out of the prefixes.
-    int32_t prefix_splits = 0;  // chunks of the prefixes that feed it.
+    int32_t prefix_splits = 0;  // Chunks of the prefixes that feed it.
   };
 
   bool decodes(int64_t index) const { return runs_on_decode(shape_, sequences_[index].num_rows); }
@@ -272,7 +272,7 @@ class Planner {
       for (size_t first = 0, next = 0; first < num_members; first = next) {
         const int64_t row = prefix.members[first].first_row;
         int64_t row_end = row;
-        for (; next < num_members; ++next) {  // a member's rows stay together.
+        for (; next < num_members; ++next) {  // A member's rows stay together.
           const SharedPrefix::Member& member = prefix.members[next];
           const int64_t end = member.first_row + sequences_[member.sequence].num_rows;
           if (next > first && end - row > tile_tokens()) break;

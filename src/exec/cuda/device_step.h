@@ -80,7 +80,7 @@ class DeviceStep {
  private:
   struct Needs {
     int64_t sequences, rows, cross_rows, words, slots;
-    std::vector<int64_t> table_entries;  // [layer group].
+    std::vector<int64_t> table_entries;  // [layer group]
   };
 
   Needs needs_of(const Batch& batch) const;
@@ -105,7 +105,7 @@ class DeviceStep {
   int64_t num_slots_ = 0;  // Rows of the tables that have memory.
   uint64_t generation_ = 0;
   DeviceBuffer arrays_;
-  std::vector<DeviceReservation> tables_;  // [layer group].
+  std::vector<DeviceReservation> tables_;  // [layer group]
   DeviceMemory control_;                   // next_entry, ctas_done.
   PinnedMemory ring_;
   PinnedMemory progress_;
