@@ -11,7 +11,6 @@
 #include "src/base/print.h"
 
 namespace kvc {
-
 namespace {
 
 using kernels::DType;

@@ -9,7 +9,6 @@
 #include "src/exec/cuda/engine.h"
 
 namespace kvc {
-
 namespace {
 
 int64_t require_pages(const Plan& plan) {

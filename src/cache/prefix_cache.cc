@@ -12,7 +12,6 @@
 #include "src/cache/tier_blocks.h"
 
 namespace kvc {
-
 namespace {
 
 int64_t most_tokens(const PrefixQuery& query) {

@@ -11,7 +11,6 @@
 #include "src/plan/spec.h"
 
 namespace kvc {
-
 namespace {
 
 enum FileTag : uint32_t {

@@ -12,7 +12,6 @@
 #include "src/sequences/table_trimmer.h"
 
 namespace kvc {
-
 namespace {
 
 // Heads are asked for in batches: a long query that ends early costs little.

@@ -10,7 +10,6 @@
 #include "src/base/print.h"
 
 namespace kvc {
-
 namespace {
 
 kvc_status status_of(cuda::Result result) {

@@ -9,7 +9,6 @@
 #include "src/base/tensor.h"
 
 namespace kvc {
-
 namespace {
 
 // Multiplies by log2(e): kernels work in powers of two.

@@ -9,7 +9,6 @@
 #include "src/plan/spec.h"
 
 namespace kvc::hf {
-
 namespace {
 
 // The plan's limits of a state, checked here so that the message speaks of the configuration.

@@ -9,7 +9,6 @@
 #include "src/base/print.h"
 
 namespace kvc::hf {
-
 namespace {
 
 // Builds the tree from the parser's events, so that limits hold while the text is read and not

@@ -15,11 +15,12 @@ namespace kvc::hf {
 
 struct Member;
 
-// A JSON text as a tree. Limits keep hostile texts cheap.
+// Limits of a JSON text: hostile texts stay cheap.
 constexpr size_t kMaxTextBytes = size_t{16} << 20;
 constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxValues = size_t{1} << 18;
 
+// A JSON text as a tree.
 struct Json {
   enum class Type { kNull, kBoolean, kInteger, kReal, kString, kArray, kObject };
 

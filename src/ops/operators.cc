@@ -16,7 +16,6 @@
 #include "src/plan/spec.h"
 
 namespace kvc {
-
 namespace {
 
 // What dimensions of a pool tensor mean; -1: not there.

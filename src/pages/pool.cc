@@ -9,7 +9,6 @@
 #include "src/plan/layout.h"
 
 namespace kvc {
-
 namespace {
 
 constexpr int64_t kCacheLine = 64;

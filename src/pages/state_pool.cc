@@ -8,7 +8,6 @@
 #include "src/base/math.h"
 
 namespace kvc {
-
 namespace {
 
 constexpr int64_t kSlotAlignment = 256;

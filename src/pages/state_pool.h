@@ -15,11 +15,11 @@
 
 namespace kvc {
 
-// The memory of recurrent states: slots of equal size, each with all states of all STATE layers of
-// one sequence at one position.
 using StateSlot = int32_t;
 constexpr StateSlot kInitialState = -1;  // The state of an empty sequence, which takes no slot.
 
+// The memory of recurrent states: slots of equal size, each with all states of all STATE layers of
+// one sequence at one position.
 class StateMemory {
  public:
   // `device`: where the slots lie; null: on the host. `pinned`: on the host, for a device that

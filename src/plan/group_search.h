@@ -73,6 +73,7 @@ class FormulaPlan {
 
 // The ways to cut the layers of one kind into layer groups whose pages have given bytes, and the
 // pages that each way takes.
+
 constexpr int32_t kMostGroups = 16;
 constexpr int32_t kMostTimes = 64;  // Most multiples of base_page_size tokens in a page.
 

@@ -12,7 +12,6 @@
 #include "src/plan/spec.h"
 
 namespace kvc {
-
 namespace {
 
 bool is_float8(DLDataType type) {

@@ -14,7 +14,6 @@
 #include "src/plan/spec.h"
 
 namespace kvc {
-
 namespace {
 
 constexpr int64_t kMaxPages = INT32_MAX - 1;

@@ -6,7 +6,6 @@
 #include <utility>
 
 namespace kvc {
-
 namespace {
 
 int32_t block_tokens_of(const Spec& spec) {

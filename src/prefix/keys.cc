@@ -16,7 +16,6 @@
 #include "src/base/process_mutex.h"
 #include "src/prefix/keys.h"
 namespace kvc {
-
 namespace {
 
 // Vigna's splitmix64.

@@ -5,7 +5,6 @@
 #include "src/base/math.h"
 
 namespace kvc {
-
 namespace {
 
 constexpr int64_t kPrefetchedBlocks =

@@ -55,12 +55,12 @@ struct TokenTree {
   }
 };
 
-// The known tokens of a sequence: their ids and the keys of their blocks, so that full blocks can
-// be published to the prefix index.
 inline const std::vector<ExtraKey> no_extra_keys;
 
-// The leading `num_known` tokens are known by the keys of their full blocks, and from `ids_begin`
-// (a multiple of the block) on by their ids too. Without a prefix index no token is known.
+// The known tokens of a sequence: their ids and the keys of their blocks, so that full blocks can
+// be published to the prefix index. The leading `num_known` tokens are known by the keys of their
+// full blocks, and from `ids_begin` (a multiple of the block) on by their ids too. Without a prefix
+// index no token is known.
 struct TokenHistory {
   BlockKey root;
   std::shared_ptr<const std::vector<ExtraKey>> extra;  // Null: none.

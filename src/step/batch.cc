@@ -8,7 +8,6 @@
 #include "src/step/request_check.h"
 
 namespace kvc {
-
 namespace {
 
 using kernels::ChangeKind;

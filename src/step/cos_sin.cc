@@ -7,7 +7,6 @@
 #include <utility>
 
 namespace kvc {
-
 namespace {
 
 void fill(const RopeSpec& rope, const TokenPositions& tokens, float* cosines, float* sines,

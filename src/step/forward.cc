@@ -8,7 +8,6 @@
 #include "src/step/page_tables.h"
 
 namespace kvc {
-
 namespace {
 
 // Encoder tokens are written by the forward that announces them; a layer without pages has no rows.

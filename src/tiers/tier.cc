@@ -3,7 +3,6 @@
 #include "src/base/error.h"
 
 namespace kvc {
-
 namespace {
 
 constexpr Module kFile{"libkvcache_tier_rocksdb.so", "kvc_tier_module", sizeof(TierModule)};

@@ -9,7 +9,6 @@
 #include "src/exec/row_moves.h"
 
 namespace kvc {
-
 namespace {
 
 // What one task moves: some tens of microseconds, so that taking the next task does not show.

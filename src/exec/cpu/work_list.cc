@@ -5,7 +5,6 @@
 #include "src/base/math.h"
 
 namespace kvc {
-
 namespace {
 
 using kernels::AttnItem;

@@ -6,7 +6,6 @@
 #include "src/plan/layout.h"
 
 namespace kvc {
-
 namespace {
 
 cuda::Stored stored_type(DLDataType type) {

@@ -8,7 +8,6 @@
 #include <utility>
 
 namespace kvc {
-
 namespace {
 
 constexpr size_t kMostKept = 8;  // Connections to one server.

@@ -14,10 +14,10 @@
 
 namespace kvc {
 
-// Redis Cluster's slot of a key: CRC-16 (XMODEM) modulo 16384, as its specification says. Keys here
-// have no hash tags.
 constexpr size_t kNumSlots = 16384;
 
+// Redis Cluster's slot of a key: CRC-16 (XMODEM) modulo 16384, as its specification says. Keys here
+// have no hash tags.
 constexpr uint16_t slot_of_key(std::string_view key) {
   uint16_t crc = 0;
   for (const char c : key) {
