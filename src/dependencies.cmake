@@ -14,6 +14,7 @@ function(kvcache_is_missing name required_by)
   set(DLPack "pip: apache-tvm-ffi; or set KVCACHE_DLPACK_INCLUDE_DIR to the folder of dlpack/dlpack.h >= 1.0")
   set(GTest "Debian and Ubuntu: libgtest-dev and libgmock-dev; Fedora: gtest-devel and gmock-devel; Homebrew: googletest")
   set(OpenSSL "Debian and Ubuntu: libssl-dev; Fedora: openssl-devel; Homebrew: openssl@3, with OPENSSL_ROOT_DIR set to its prefix")
+  set(PCRE2 "Debian and Ubuntu: libpcre2-dev; Fedora: pcre2-devel; Homebrew: pcre2")
   set(RocksDB "Debian and Ubuntu: librocksdb-dev; Fedora: rocksdb-devel; Homebrew: rocksdb; version 7 or later")
   set(ZLIB "Debian and Ubuntu: zlib1g-dev; Fedora: zlib-devel; macOS has it")
   set(hiredis "Debian and Ubuntu: libhiredis-dev; Fedora: hiredis-devel; Homebrew: hiredis")
@@ -77,6 +78,27 @@ else()
     kvcache_is_missing(xxHash "the library")
   endif()
 endif()
+
+# ---- PCRE2: words of the tokenisers of the `kvcache` command ---------------------------------------------------------
+
+# kvcache_pcre2(REQUIRED_BY): makes the target kvcache_pcre2. A system's package has no CMake files. From the archive where there is one:
+# then the command needs no libpcre2-8.so at run time.
+function(kvcache_pcre2 required_by)
+  if(TARGET kvcache_pcre2)
+    return()
+  endif()
+  if(NOT CMAKE_DISABLE_FIND_PACKAGE_PCRE2)
+    find_path(KVCACHE_PCRE2_INCLUDE_DIR pcre2.h)
+    find_library(KVCACHE_PCRE2_LIBRARY NAMES libpcre2-8.a pcre2-8)
+    mark_as_advanced(KVCACHE_PCRE2_INCLUDE_DIR KVCACHE_PCRE2_LIBRARY)
+  endif()
+  if(NOT KVCACHE_PCRE2_INCLUDE_DIR OR NOT KVCACHE_PCRE2_LIBRARY)
+    kvcache_is_missing(PCRE2 "${required_by}")
+  endif()
+  add_library(kvcache_pcre2 INTERFACE IMPORTED GLOBAL)
+  target_include_directories(kvcache_pcre2 INTERFACE "${KVCACHE_PCRE2_INCLUDE_DIR}")
+  target_link_libraries(kvcache_pcre2 INTERFACE "${KVCACHE_PCRE2_LIBRARY}")
+endfunction()
 
 # ---- DLPack >= 1.0: structs of tensors ----------------------------------------------------------------------------
 

@@ -97,7 +97,8 @@ std::optional<double> number_at(ValueType type, const std::byte* data) {
   return {};
 }
 
-// A text of the file for a message: short, and without bytes that a terminal would obey.
+}  // namespace
+
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (const char letter : text.substr(0, 60)) {
@@ -106,8 +107,6 @@ std::string quoted(std::string_view text) {
   }
   return out + (text.size() > 60 ? "...\"" : "\"");
 }
-
-}  // namespace
 
 const TypeInfo* type_info(TensorType type) {
   for (const NamedType& known : kTypes) {

@@ -76,6 +76,9 @@ struct Value {
   const std::byte* data;
 };
 
+// A text of a file for a message: short, and without bytes that a terminal would obey.
+std::string quoted(std::string_view text);
+
 class File {
  public:
   // Throws std::runtime_error that says what is wrong with the file, and where.

@@ -1,0 +1,230 @@
+"""The command's tokenisers against those of others, on generated texts. Run by hand: it needs packages that no check installs.
+
+    pip install tokenizers gguf numpy
+    tokeniser_oracle.py TOOLS_TEST KIND [--model FILE.gguf] [--texts N] [--seed N]
+
+TOOLS_TEST is build/tests/tools_test. KIND and its oracle:
+
+    smollm, llama-bpe, qwen2    the `tokenizers` package with the file's tokens and merges, and the model's pattern
+
+--model names a file of that kind. Without it a small vocabulary is trained on the texts of this repository and written with the `gguf`
+package. Texts have many scripts, digits, white space, emoji and special tokens; half of them are encoded with special tokens in the
+text, half without. Ids must be the same, and decoding must give the same bytes, but for bytes that the vocabulary has no token for.
+
+Classes of characters depend on the version of Unicode. Texts with a character that is unassigned in this Python's Unicode are counted
+apart; with --assigned none is generated.
+"""
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import unicodedata
+
+import gguf
+import tokenizers
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LLAMA = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+PATTERNS = {"llama-bpe": LLAMA, "qwen2": LLAMA.replace("{1,3}", "")}
+SPECIAL = ["<|begin_of_text|>", "<|im_start|>", "<|im_end|>", "<|im_end|>>", "<|eot_id|>"]
+USER_DEFINED = ["<tool_call>", "</tool_call>"]
+NORMAL, CONTROL, USER = 1, 3, 4
+
+# First and last character of scripts and of symbols.
+RANGES = [(0x20, 0x7e), (0xa0, 0x17f), (0x370, 0x3ff), (0x400, 0x4ff), (0x530, 0x58f), (0x591, 0x5f4), (0x600, 0x6ff), (0x900, 0x97f),
+          (0x980, 0x9ff), (0xb80, 0xbff), (0xe01, 0xe5b), (0xf00, 0xfff), (0x10a0, 0x10ff), (0x1100, 0x11ff), (0x1200, 0x137f),
+          (0x13a0, 0x13ff), (0x1780, 0x17ff), (0x1800, 0x18aa), (0x1e00, 0x1eff), (0x1f00, 0x1fff), (0x2000, 0x206f), (0x2070, 0x209c),
+          (0x20a0, 0x20bf), (0x2100, 0x218b), (0x2190, 0x23ff), (0x2460, 0x24ff), (0x2500, 0x27bf), (0x3000, 0x303f), (0x3041, 0x30ff),
+          (0x3105, 0x312f), (0x3131, 0x318e), (0x4e00, 0x9fff), (0xac00, 0xd7a3), (0xe000, 0xe100), (0xfb00, 0xfdff), (0xfe00, 0xfeff),
+          (0xff01, 0xffee), (0x10330, 0x1034a), (0x1d400, 0x1d7ff), (0x1f300, 0x1f64f), (0x1f680, 0x1f6ff), (0x1f900, 0x1f9ff),
+          (0x20000, 0x20100), (0xe0100, 0xe01ef)]
+DIGITS = "0123456789" * 3 + "٠٣٩०९๓৩０９²³½⅓ⅧⅫ①㊿〇零𝟗𐒠"
+SPACES = " " * 12 + "\t\n\n\r\v\f\x85\xa0\u1680\u180e\u2003\u200b\u2028\u2029\u202f\u205f\u3000\ufeff"
+EMOJI = ["😀", "👍🏽", "👨‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪", "❤️", "1️⃣", "☕", "🧑🏿‍🚀", "⛔️"]
+MARKS = ["'s", "'T", "'re", "'LL", "'ſ", "’s", "'", "n't", "...", "!?", "—", "//", "/*", "</s>", "<s>", "<0x0A>", "{}", "();", "->", "e\u0301", "A\u030a"]
+
+
+def texts_of_the_repository():
+    return [path.read_text() for path in sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("src/*/*.cc"))]
+
+
+def text_of_all_scripts(draw, words=3000):
+    return " ".join("".join(draw.choice(draw.choice(ASSIGNED)) for _ in range(draw.randint(1, 8))) for _ in range(words))
+
+
+def assigned(first, last):
+    return [chr(code) for code in range(first, last + 1) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+
+
+ASSIGNED = [assigned(*bounds) for bounds in RANGES]
+
+
+def text(draw, words, specials, only_assigned):
+    parts = []
+    for _ in range(draw.randint(1, 14)):
+        kind = draw.random()
+        if kind < 0.25:
+            parts.append(draw.choice(words))
+        elif kind < 0.4:
+            parts.append("".join(draw.choice(draw.choice(ASSIGNED)) for _ in range(draw.randint(1, 3))))
+        elif kind < 0.55:
+            script = draw.choice(ASSIGNED)
+            parts.append("".join(draw.choice(script) for _ in range(draw.randint(1, 10))))
+        elif kind < 0.65:
+            parts.append("".join(draw.choice(DIGITS) for _ in range(draw.randint(1, 8))))
+        elif kind < 0.82:
+            parts.append("".join(draw.choice(SPACES) for _ in range(draw.randint(1, 4))))
+        elif kind < 0.86:
+            parts.append(draw.choice(EMOJI))
+        elif kind < 0.93:
+            parts.append(draw.choice(MARKS))
+        elif kind < 0.97:
+            special = draw.choice(specials)
+            parts.append(special if draw.random() < 0.8 else special[:-1])
+        elif kind < 0.98:
+            parts.append(chr(draw.randint(0, 0x1f)))
+        else:
+            code = draw.choice([draw.randint(0x80, 0x2ffff), draw.randint(0x80, 0x10ffff)])
+            if not 0xd800 <= code <= 0xdfff and not (only_assigned and unicodedata.category(chr(code)) == "Cn"):
+                parts.append(chr(code))
+        if draw.random() < 0.3:
+            parts.append(" ")
+    return "".join(parts)
+
+
+class Bpe:
+    """The `tokenizers` package with the tokens and merges of a file."""
+
+    def __init__(self, path, kind):
+        fields = gguf.GGUFReader(path).fields
+        value = lambda key: fields[f"tokenizer.ggml.{key}"].contents()
+        if (value("model"), value("pre")) != ("gpt2", kind):
+            sys.exit(f"oracle: {path} is of kind {value('model')}, {value('pre')}")
+        tokens, types = value("tokens"), value("token_type")
+        ids = {token: number for number, token in enumerate(tokens)}
+        merges = [tuple(merge.split(" ")) for merge in value("merges")]
+        self.tokenizer = tokenizer_of(kind, tokenizers.models.BPE(vocab=ids, merges=merges, ignore_merges=kind == "llama-bpe"))
+        self.tokenizer.add_special_tokens([token for token, kind in zip(tokens, types) if kind == CONTROL])
+        self.tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False) for token, kind in zip(tokens, types) if kind == USER])
+        self.specials = [token for token, kind in zip(tokens, types) if kind in (CONTROL, USER)]
+        self.missing = {byte for byte in range(256) if byte_character(byte) not in ids}
+
+    def encode(self, given, parse_special):
+        self.tokenizer.encode_special_tokens = not parse_special
+        return self.tokenizer.encode(given, add_special_tokens=False).ids
+
+    def decoded(self, given):
+        return bytes(byte for byte in given.encode() if byte not in self.missing)
+
+
+def byte_character(byte):
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return chr(byte) if byte in visible else chr(256 + sum(other not in visible for other in range(byte)))
+
+
+def tokenizer_of(kind, model):
+    made = tokenizers.Tokenizer(model)
+    pre = tokenizers.pre_tokenizers
+    if kind == "smollm":
+        made.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False, use_regex=True)])
+    else:
+        made.pre_tokenizer = pre.Sequence([pre.Split(tokenizers.Regex(PATTERNS[kind]), "isolated"),
+                                           pre.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return made
+
+
+def train_bpe(kind, texts, path):
+    made = tokenizer_of(kind, tokenizers.models.BPE())
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=8000, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+                                             show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    vocabulary = made.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.get)
+    model = json.loads(made.to_str())["model"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(kind)
+    writer.add_token_list(tokens + SPECIAL + USER_DEFINED)
+    writer.add_token_types([NORMAL] * len(tokens) + [CONTROL] * len(SPECIAL) + [USER] * len(USER_DEFINED))
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    write(writer)
+
+
+def write(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def ours(program, model, texts, folder):
+    """Ids and decoded bytes of each text, from the C++ side."""
+    given, answer = folder / "texts", folder / "ids"
+    with open(given, "wb") as file:
+        for content, parse_special in texts:
+            content = content.encode()
+            file.write(struct.pack("<BI", parse_special, len(content)) + content)
+    done = subprocess.run([program, "--gtest_also_run_disabled_tests", "--gtest_filter=TokeniserOracle.*"], capture_output=True, text=True,
+                          env={**os.environ, "KVC_TOKENISER_FILES": f"{model}\n{given}\n{answer}"})
+    if done.returncode:
+        sys.exit(f"oracle: {done.stdout}{done.stderr}")
+    data, at = answer.read_bytes(), 0
+
+    def take(unit):
+        nonlocal at
+        size, = struct.unpack_from("<I", data, at)
+        part = data[at + 4:at + 4 + size * unit]
+        at += 4 + size * unit
+        return part
+
+    for _ in texts:
+        ids = take(4)
+        yield list(struct.unpack(f"<{len(ids) // 4}i", ids)), take(1)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program")
+    parser.add_argument("kind", choices=["smollm", *PATTERNS])
+    parser.add_argument("--model")
+    parser.add_argument("--texts", type=int, default=100000)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    parser.add_argument("--assigned", action="store_true")
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    print(f"{options.kind}: seed {options.seed}, Unicode {unicodedata.unidata_version} here")
+    repository = texts_of_the_repository()
+    words = " ".join(repository).split()
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        model = options.model or str(folder / "model.gguf")
+        if not options.model:
+            train_bpe(options.kind, [*repository, text_of_all_scripts(draw)], model)
+        oracle = Bpe(model, options.kind)
+        texts = [(text(draw, words, oracle.specials, options.assigned), draw.random() < 0.5) for _ in range(options.texts)]
+        mismatches, unassigned, tokens, shown = 0, collections.Counter(), 0, 0
+        for (content, parse_special), (ids, decoded) in zip(texts, ours(options.program, model, texts, folder)):
+            expected = oracle.encode(content, parse_special)
+            tokens += len(ids)
+            if ids == expected and decoded == oracle.decoded(content):
+                continue
+            new = [character for character in content if unicodedata.category(character) == "Cn"]
+            unassigned.update(new)
+            mismatches += not new
+            if not new and shown < 10:
+                shown += 1
+                print(f"{content!r} (special tokens: {parse_special})\n  theirs {expected}\n  ours   {ids}\n  decoded {decoded!r}")
+        print(f"{options.kind}: {len(texts)} texts, {tokens} tokens, {mismatches} mismatches; with unassigned characters "
+              f"{sum(unassigned.values())}: {' '.join(f'U+{ord(one):04X}' for one in sorted(unassigned))}")
+    sys.exit(1 if mismatches else 0)
+
+
+if __name__ == "__main__":
+    main()
