@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +22,7 @@
 #include "tests/tools/gguf_writer.h"
 #include "tools/tokeniser/byte_level.h"
 #include "tools/tokeniser/merge.h"
+#include "tools/tokeniser/sentencepiece.h"
 #include "tools/tokeniser/utf8.h"
 #include "tools/tokeniser/words.h"
 
@@ -31,19 +34,22 @@ using gguf::ValueType;
 using Ids = std::vector<int32_t>;
 using Words = std::vector<std::string>;
 
-constexpr int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
+constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
 
 // Keys and values of a file, which a test may change before it writes them.
 struct Model {
   std::string model, pre;
   std::vector<std::string> tokens, merges;
   std::vector<int32_t> types;
+  std::vector<float> scores;
+  int add_space = -1;
   int64_t bos = -1, add_bos = -1;
   std::vector<std::string> left_out;  // Keys that the file does not get.
 
-  int32_t add(const std::string& token, int32_t type = kNormal) {
+  int32_t add(const std::string& token, int32_t type = kNormal, float score = 0) {
     tokens.push_back(token);
     types.push_back(type);
+    scores.push_back(score);
     return static_cast<int32_t>(tokens.size() - 1);
   }
   int32_t merge(const std::string& left, const std::string& right) {
@@ -59,6 +65,10 @@ struct Model {
     if (has("pre")) writer.text("tokenizer.ggml.pre", pre);
     if (has("tokens")) writer.texts("tokenizer.ggml.tokens", tokens);
     if (has("token_type")) writer.array("tokenizer.ggml.token_type", ValueType::kI32, types);
+    if (has("scores")) writer.array("tokenizer.ggml.scores", ValueType::kF32, scores);
+    if (add_space >= 0)
+      writer.value("tokenizer.ggml.add_space_prefix", ValueType::kBool,
+                   static_cast<uint8_t>(add_space));
     if (has("merges")) writer.texts("tokenizer.ggml.merges", merges);
     if (bos >= 0)
       writer.value("tokenizer.ggml.bos_token_id", ValueType::kU32, static_cast<uint32_t>(bos));
@@ -77,9 +87,9 @@ class Tokenisers : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  gguf::File written(const Model& model) const {
+  gguf::File written(const Model& model) const { return written(model.bytes()); }
+  gguf::File written(const Bytes& bytes) const {
     const std::string path = folder_ / "model.gguf";
-    const Bytes bytes = model.bytes();
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(bytes.data()),
                static_cast<std::streamsize>(bytes.size()));
@@ -339,6 +349,158 @@ TEST_F(Tokenisers, ALongWordTakesALinearNumberOfSteps) {
   EXPECT_EQ(ids, Ids(word.size() / 16, static_cast<int32_t>(model.tokens.size() - 1)));
 }
 
+// ---- BPE by score
+
+// Ids: 0 unknown, 1 and 2 control, 3 + b byte b, 259 the space, 260 + i letter 'a' + i.
+Model by_score(bool adds_space = false) {
+  Model model;
+  model.model = "llama";
+  model.add_space = adds_space ? 1 : 0;
+  model.add("<unk>", kUnknown);
+  model.bos = model.add("<s>", kControl);
+  model.add("</s>", kControl);
+  for (int byte = 0; byte < 256; ++byte) {
+    char name[8];
+    std::snprintf(name, sizeof name, "<0x%02X>", byte);
+    model.add(name, kByte);
+  }
+  model.add("\u2581", kNormal, -1000);
+  for (char letter = 'a'; letter <= 'f'; ++letter)
+    model.add(std::string(1, letter), kNormal, -1001 - static_cast<float>(letter));
+  return model;
+}
+constexpr int32_t kFirstByte = 3, kSpace = 259, kLetterA = 260;
+
+TEST_F(Tokenisers, TheHighestScoreIsMergedFirst) {
+  Model model = by_score();
+  const int32_t ab = model.add("ab", kNormal, -2);
+  const int32_t bc = model.add("bc", kNormal, -1);
+  const int32_t space_a = model.add("\u2581a", kNormal, -3);
+  const Tokeniser tokeniser = loaded(model);
+  EXPECT_EQ(tokeniser.encode("abc", false), (Ids{kLetterA, bc}));
+  EXPECT_EQ(tokeniser.encode("ab", false), (Ids{ab}));
+  EXPECT_EQ(tokeniser.encode(" ab", false), (Ids{kSpace, ab}));
+  EXPECT_EQ(tokeniser.encode("b a", false), (Ids{kLetterA + 1, space_a}));
+  EXPECT_EQ(tokeniser.encode("", false), Ids{});
+  EXPECT_EQ(tokeniser.decode({space_a, bc}), " abc");
+  EXPECT_TRUE(tokeniser.add_bos());
+  EXPECT_EQ(tokeniser.bos(), 1);
+}
+
+TEST_F(Tokenisers, OfEqualScoresTheLeftmostIsMergedFirst) {
+  Model model = by_score();
+  const int32_t ab = model.add("ab", kNormal, -2);
+  model.add("bc", kNormal, -2);
+  const int32_t aa = model.add("aa", kNormal, -2);
+  const Tokeniser tokeniser = loaded(model);
+  EXPECT_EQ(tokeniser.encode("abc", false), (Ids{ab, kLetterA + 2}));
+  EXPECT_EQ(tokeniser.encode("aaa", false), (Ids{aa, kLetterA}));
+}
+
+TEST_F(Tokenisers, ASpaceGoesBeforeATextAndComesOff) {
+  Model model = by_score(true);
+  const int32_t space_a = model.add("\u2581a", kNormal, -3);
+  const Tokeniser tokeniser = loaded(model);
+  EXPECT_EQ(tokeniser.encode("a a", true), (Ids{space_a, space_a}));
+  EXPECT_EQ(tokeniser.encode("a<s>a</s>", true), (Ids{space_a, 1, space_a, 2}));
+  EXPECT_EQ(tokeniser.encode(" ", true), (Ids{kSpace, kSpace}));
+  EXPECT_EQ(tokeniser.decode({space_a, 1, space_a, 2}), "a<s>a</s>");
+  EXPECT_EQ(tokeniser.decode({kSpace, kSpace}), " ");
+  EXPECT_EQ(tokeniser.bytes(space_a), " a");
+  // The key is missing in files of Llama 2.
+  model.add_space = -1;
+  EXPECT_EQ(loaded(model).encode("a", true), (Ids{space_a}));
+}
+
+TEST_F(Tokenisers, CharactersWithoutATokenAreTheirBytes) {
+  Model model = by_score();
+  const int32_t e_acute = model.add("\u00e9", kNormal, -5);
+  const Tokeniser tokeniser = loaded(model);
+  const std::string text =
+      "\u00e9\u00ea\xff"
+      "a\xc3\n";
+  const Ids ids = tokeniser.encode(text, true);
+  EXPECT_EQ(ids, (Ids{e_acute, kFirstByte + 0xc3, kFirstByte + 0xaa, kFirstByte + 0xff, kLetterA,
+                      kFirstByte + 0xc3, kFirstByte + '\n'}));
+  EXPECT_EQ(tokeniser.decode(ids), text);
+  EXPECT_EQ(tokeniser.bytes(kFirstByte + 0xff), "\xff");
+}
+
+TEST_F(Tokenisers, NamesOfTokensAreNoTokens) {
+  Model model = by_score();
+  const Tokeniser tokeniser = loaded(model);
+  for (const std::string text : {"<s>", "<unk>", "<0x61>"}) {
+    EXPECT_GE(tokeniser.encode(text, false).size(), text.size() - 3) << text;
+    EXPECT_EQ(tokeniser.decode(tokeniser.encode(text, false)), text);
+  }
+  EXPECT_EQ(tokeniser.encode("<s>", true), Ids{1});
+}
+
+TEST_F(Tokenisers, UserDefinedTokensAreNotMerged) {
+  // Files have spaces in such tokens as themselves or as U+2581.
+  for (const std::string spaces : {"  ", "\u2581\u2581"}) {
+    Model model = by_score(true);
+    const int32_t two = model.add(spaces, kUserDefined);
+    const int32_t cd = model.add("cd", kUserDefined);
+    model.add("bc", kNormal, -1);
+    model.add("\u2581a", kNormal, -1);
+    const Tokeniser tokeniser = loaded(model);
+    const Ids ids = tokeniser.encode(" abcd   ", false);
+    EXPECT_EQ(ids, (Ids{two, kLetterA, kLetterA + 1, cd, two, kSpace}));
+    EXPECT_EQ(tokeniser.decode(ids), " abcd   ");
+  }
+}
+
+TEST_F(Tokenisers, AnUnusedTokenIsTheTwoItWasMergedFrom) {
+  Model model = by_score();
+  const int32_t ab = model.add("ab", kUnused, -1);
+  const int32_t abc = model.add("abc", kUnused, -2);
+  const int32_t abcd = model.add("abcd", kNormal, -3);
+  const Tokeniser tokeniser = loaded(model);
+  EXPECT_EQ(tokeniser.encode("abc", false), (Ids{kLetterA, kLetterA + 1, kLetterA + 2}));
+  EXPECT_EQ(tokeniser.encode("abcd", false), Ids{abcd});
+  EXPECT_EQ(tokeniser.decode({ab, abc}), "ababc");
+}
+
+TEST_F(Tokenisers, RandomTextsComeBackFromTokensByScore) {
+  std::mt19937 random(20261127);
+  for (const bool adds_space : {false, true}) {
+    Model model = by_score(adds_space);
+    for (int i = 0; i < 200; ++i) {
+      std::string token;
+      const size_t length = 1 + random() % 3;
+      while (token.size() < length) append_character(token, 0x20 + random() % 0x200);
+      std::replace(token.begin(), token.end(), ' ', 'a');
+      if (std::find(model.tokens.begin(), model.tokens.end(), token) == model.tokens.end())
+        model.add(token, kNormal, -static_cast<float>(random() % 100));
+    }
+    model.add("\u2581\u2581", kUserDefined);
+    model.add("<|a|>", kControl);
+    const Tokeniser tokeniser = loaded(model);
+    for (int round = 0; round < 2000; ++round) {
+      std::string text = random_text(random, round % 2 == 0);
+      if (round % 3 == 0) text += "<|a|>" + random_text(random, true);
+      if (text.find("\u2581") != std::string::npos) continue;
+      ASSERT_EQ(tokeniser.decode(tokeniser.encode(text, true)), text) << adds_space << round;
+    }
+  }
+}
+
+TEST_F(Tokenisers, ALongTextTakesALinearNumberOfStepsByScore) {
+  Model model = by_score();
+  std::string letters = "a";
+  for (int i = 0; i < 4; ++i) {
+    letters += letters;
+    model.add(letters, kNormal, -static_cast<float>(i));
+  }
+  const Vocabulary vocabulary(written(model));
+  const SentencePieceEncoder encoder(written(model), vocabulary);
+  Ids ids;
+  const std::string text(1 << 20, 'a');
+  EXPECT_LE(encoder.encode_marked(text, ids), 3 * text.size());
+  EXPECT_EQ(ids, Ids(text.size() / 16, static_cast<int32_t>(model.tokens.size() - 1)));
+}
+
 TEST_F(Tokenisers, IdsBeyondTheVocabularyAreRefused) {
   const Tokeniser tokeniser = loaded(byte_level("smollm"));
   EXPECT_THROW(tokeniser.bytes(-1), std::out_of_range);
@@ -389,6 +551,54 @@ TEST_F(Tokenisers, DamagedVocabulariesAreRefused) {
   model.tokens.clear();
   model.types.clear();
   refused(model, "tokenizer.ggml.tokens has 0 elements");
+}
+
+TEST_F(Tokenisers, DamagedVocabulariesByScoreAreRefused) {
+  Model model = by_score();
+  model.left_out = {"scores"};
+  refused(model, "has no tokenizer.ggml.scores");
+  model = by_score();
+  model.scores.pop_back();
+  refused(model, "scores has 265 elements, but tokenizer.ggml.tokens has 266");
+  model = by_score();
+  model.scores[7] = NAN;
+  refused(model, "scores of token 7 is NaN, expected a number");
+  model = by_score();
+  model.types[kFirstByte + 0x41] = kNormal;
+  refused(model, "has no byte token \"<0x41>\", expected one for each byte");
+  for (const char* name : {"<0x4a>", "<0X41>", "A", "<0x041>", ""}) {
+    model = by_score();
+    model.tokens[kFirstByte + 0x41] = name;
+    refused(model, "for a byte as element 68, expected <0x00> to <0xFF>");
+  }
+  model = by_score();
+  model.types[kSpace] = kControl;
+  refused(model, "has no normal token \"\u2581\", expected one for the space");
+}
+
+// Vocabularies with some bytes changed: read or refused, never anything else.
+TEST_F(Tokenisers, FlippedVocabulariesAreReadOrRefused) {
+  std::mt19937 random(7);
+  int num_refused = 0;
+  Model by_rank = byte_level("llama-bpe");
+  by_rank.merge("a", "b");
+  by_rank.add("<|a|>", kControl);
+  for (const Bytes& whole : {by_rank.bytes(), by_score().bytes()}) {
+    for (int round = 0; round < 1000; ++round) {
+      Bytes bytes = whole;
+      for (uint32_t flips = 1 + random() % 4; flips > 0; --flips)
+        bytes[random() % bytes.size()] ^= static_cast<uint8_t>(1 + random() % 255);
+      try {
+        const Tokeniser tokeniser(written(bytes));
+        tokeniser.decode(tokeniser.encode("ab <|a|> caf\u00e9 12\xff", true));
+      } catch (const std::runtime_error& error) {
+        EXPECT_NE(error.what(), std::string());
+        ++num_refused;
+      }
+    }
+  }
+  EXPECT_GT(num_refused, 200);
+  EXPECT_LT(num_refused, 2000);
 }
 
 // ---- The oracle's partner

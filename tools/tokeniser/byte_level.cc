@@ -148,7 +148,7 @@ void ByteLevelEncoder::encode_plain(std::string_view text, std::vector<int32_t>&
 size_t ByteLevelEncoder::encode_word(std::string_view word, Merging& merging,
                                      std::vector<int32_t>& ids) const {
   if (pattern_.keeps_whole_words()) {
-    const auto found = id_of_word_.find(std::string(word));
+    const auto found = id_of_word_.find(word);
     if (found != id_of_word_.end()) {
       ids.push_back(found->second);
       return 0;

@@ -19,6 +19,7 @@
 #include "tools/tokeniser/encoder.h"
 #include "tools/tokeniser/merge.h"
 #include "tools/tokeniser/special_tokens.h"
+#include "tools/tokeniser/text_map.h"
 #include "tools/tokeniser/vocabulary.h"
 #include "tools/tokeniser/words.h"
 
@@ -52,7 +53,7 @@ class ByteLevelEncoder final : public Encoder {
   // By the left token in the high half and the right one in the low half.
   std::unordered_map<uint64_t, Merged> merges_;
   // Normal tokens by their bytes, where the pattern keeps whole words.
-  std::unordered_map<std::string, int32_t> id_of_word_;
+  TextMap id_of_word_;
 };
 
 }  // namespace kvc::tokeniser

@@ -1,12 +1,15 @@
 #include "tools/tokeniser/tokeniser.h"
 
-#include <limits>
 #include <stdexcept>
 
 #include "tools/tokeniser/byte_level.h"
+#include "tools/tokeniser/sentencepiece.h"
 
 namespace kvc::tokeniser {
 namespace {
+
+// Symbols have 32-bit places, and an encoder writes up to three bytes for one.
+constexpr size_t kMaxBytes = size_t{1} << 29;
 
 SpecialTokens tokens_of_type(const Vocabulary& vocabulary, TokenType type) {
   std::vector<std::pair<std::string, int32_t>> tokens;
@@ -22,7 +25,11 @@ Tokeniser::Tokeniser(const gguf::File& file)
     : vocabulary_(file),
       control_(tokens_of_type(vocabulary_, TokenType::kControl)),
       user_defined_(tokens_of_type(vocabulary_, TokenType::kUserDefined)) {
-  encoder_ = std::make_unique<ByteLevelEncoder>(file, vocabulary_, user_defined_);
+  if (vocabulary_.model() == "llama") {
+    encoder_ = std::make_unique<SentencePieceEncoder>(file, vocabulary_);
+  } else {
+    encoder_ = std::make_unique<ByteLevelEncoder>(file, vocabulary_, user_defined_);
+  }
   begins_.reserve(static_cast<size_t>(size()) + 1);
   begins_.push_back(0);
   for (int32_t id = 0; id < size(); ++id) {
@@ -32,9 +39,9 @@ Tokeniser::Tokeniser(const gguf::File& file)
 }
 
 std::vector<int32_t> Tokeniser::encode(std::string_view text, bool parse_special) const {
-  if (text.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max()))
+  if (text.size() > kMaxBytes)
     throw std::invalid_argument("the text has " + std::to_string(text.size()) +
-                                " bytes, expected fewer than 2 GiB");
+                                " bytes, expected at most " + std::to_string(kMaxBytes));
   std::vector<int32_t> ids;
   const auto plain = [&](std::string_view stretch) { encoder_->encode(stretch, ids); };
   const auto control = [&](int32_t id) { ids.push_back(id); };

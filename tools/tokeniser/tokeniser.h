@@ -1,10 +1,10 @@
 // The tokeniser of a model in a GGUF file: text to token ids and back, from the file's own
 // vocabulary. Each kind of vocabulary has an Encoder (encoder.h).
 //
-//  * Valid UTF-8 comes back byte for byte: decode(encode(text)) is the text. Exceptions: bytes that
-//    the vocabulary has no token for (byte_level.h) and U+2581 (sentencepiece.h).
-//  * Invalid UTF-8 is encoded too. Each byte that is no part of a character is encoded alone, as
-//    that byte, and comes back as it was.
+//  * A text comes back byte for byte: decode(encode(text)) is the text. Exceptions: bytes that the
+//    vocabulary has no token for (byte_level.h), and U+2581 (sentencepiece.h).
+//  * A text need not be UTF-8. Each byte that is no part of a character is encoded alone, as that
+//    byte.
 //  * Text is not normalised. The `tokenizers` package brings text for Qwen2 into Unicode's form NFC
 //    first. A text in another form has other ids here, which come back as the same bytes.
 //
@@ -37,7 +37,7 @@ class Tokeniser {
   // Ids of a text, without a token for the beginning or the end. `parse_special`: texts of control
   // tokens, such as "<|im_end|>", become these tokens, the longest first. Without it they are plain
   // text, so a text of a user cannot contain a control token. User-defined tokens are found in
-  // both ways. Throws std::invalid_argument for 2 GiB of text or more.
+  // both ways. Throws std::invalid_argument for a text of more than 512 MiB.
   std::vector<int32_t> encode(std::string_view text, bool parse_special) const;
 
   // Bytes of all tokens. A control token has its text. Throws std::out_of_range for an id that the
