@@ -201,21 +201,32 @@ inline void append(const AppendParams& params, int64_t row_begin, int64_t row_en
   }
 }
 
+// Page by page and head by head: the rows of a head follow each other in a page (HND).
 template <DType kFrom, DType kTo>
 void gather_rows(const GatherParams& params, int64_t key_begin, int64_t key_end) {
-  for (int64_t key = key_begin; key < key_end; ++key) {
-    const int64_t page = page_at(params.pages, params.gap, key / params.page_size);
-    const int64_t offset = key % params.page_size;
+  const int64_t page_size = params.page_size;
+  const int64_t rotate_from = params.rotation.rotary_dim != 0 ? params.rotate_from : key_end;
+  const int64_t source_stride = params.rows.token_stride, target_stride = params.out.token_stride;
+  const int32_t dim = params.dim;
+  int64_t run_end;
+  for (int64_t run = key_begin; run < key_end; run = run_end) {
+    const int64_t place = run / page_size, offset = run - place * page_size;
+    run_end = key_end - run < page_size - offset ? key_end : run + page_size - offset;
+    const int64_t page = page_at(params.pages, params.gap, place);
     for (int64_t head = 0; head < params.num_heads; ++head) {
-      std::byte* target = params.out.base + (key - key_begin) * params.out.token_stride +
-                          head * params.out.head_stride;
       const std::byte* source = row_address(params.rows, page, head, offset);
-      if (params.rotation.rotary_dim != 0 && key >= params.rotate_from) {
-        transform_row<kFrom, kTo>(target, source, params.dim, params.rotation, 0, 1.0f);
-      } else if (kFrom == kTo) {
-        copy_row(target, source, params.dim * dtype_bytes(kTo));
-      } else {
-        convert_run<kFrom, kTo>(target, source, params.dim, set1(1.0f));
+      std::byte* target =
+          params.out.base + (run - key_begin) * target_stride + head * params.out.head_stride;
+      for (int64_t key = run; key < run_end; ++key) {
+        if (key >= rotate_from) {
+          transform_row<kFrom, kTo>(target, source, dim, params.rotation, 0, 1.0f);
+        } else if (kFrom == kTo) {
+          copy_row(target, source, dim * dtype_bytes(kTo));
+        } else {
+          convert_run<kFrom, kTo>(target, source, dim, set1(1.0f));
+        }
+        source += source_stride;
+        target += target_stride;
       }
     }
   }
