@@ -1045,7 +1045,7 @@ typedef struct kvc_stats {
   uint64_t block_lifetime[32];  /* Evicted blocks, by time in the index. */
   uint64_t block_idle[32];      /* Evicted blocks, by time since their last use. */
   uint64_t block_reuse_gap[32]; /* Hits, by time since the block's use before. */
-  uint64_t cos_sin_bytes;       /* On the host, for layers that rotate K on read: cos and sin of the
+  uint64_t cos_sin_bytes;       /* For layers that rotate K on read: cos and sin of the
                                    keys that sequences see, as of their last forwards. */
 } kvc_stats;
 

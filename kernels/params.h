@@ -135,7 +135,7 @@ struct AttnParams {
   Rotation q_rotation;       // Applied to q while it is loaded; row = packed token.
   Rotation sink_q_rotation;  // The same for items with sink_part.
   // Applied to K while it is read; rotary_dim 0: K is stored rotated, or has no RoPE. Row =
-  // absolute key position.
+  // absolute key position; on CUDA two rows where that is far (cuda/step.h).
   Rotation k_rotations[2];
   float q_scale;      // Multiplies q after the rotation.
   PagedRows k;        // k_dim elements per row.

@@ -129,13 +129,26 @@ struct BatchMetadataParams {
   int64_t key_positions_capacity;
 };
 
+// The RoPE table by absolute position. The first kNearPositions rows are one per position. Row
+// kNearPositions + i rotates by i * kNearPositions positions, without the magnitude, and a far
+// position takes both. So kMaxKeyRows reach every position below 2^31.
+constexpr int64_t kNearPositions = 1 << 15;
+constexpr int64_t kMaxKeyRows = kNearPositions + (int64_t{1} << 31) / kNearPositions;
+
+// Rows that positions [0, num_positions) need.
+KVC_HD int64_t key_rows(int64_t num_positions) {
+  return num_positions <= kNearPositions
+             ? num_positions
+             : kNearPositions + (num_positions - 1) / kNearPositions + 1;
+}
+
 // The input of the RoPE table kernel. It writes cos and sin [R][rotary_dim / 2] of packed tokens,
-// or [positions][rotary_dim / 2] of absolute positions.
+// or the table by absolute position.
 struct CosSinParams {
   // Device, [rotary_dim / 2], scaling included. [1]: the long factors, nullable.
   const double* inverse_frequencies[2];
   double magnitude;          // Factor of cos and sin.
-  const int32_t* positions;  // Device, [sections][positions_stride]. Null: row r has position r.
+  const int32_t* positions;  // Device, [sections][positions_stride]. Null: by absolute position.
   int64_t positions_stride;
   // Nullable, device, [rotary_dim / 2]: the row of `positions` that a pair uses (M-RoPE).
   const int32_t* pair_section;

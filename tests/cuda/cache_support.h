@@ -69,6 +69,7 @@ struct SmallModel {
   uint64_t host_bytes = 0;
   uint64_t flags = 0;
   DLDataType storage{kDLFloat, 32, 1};
+  kvc_rope_mode rope = KVC_ROPE_ON_APPEND;
 };
 
 class OneCache {
@@ -76,7 +77,7 @@ class OneCache {
   OneCache(const SmallModel& model, DLDevice device) : model_(model), device_(device) {
     rope_ = {};
     rope_.struct_size = sizeof rope_;
-    rope_.mode = KVC_ROPE_ON_APPEND;
+    rope_.mode = model.rope;
     for (int32_t l = 0; l < model.num_layers; ++l) {
       kvc_layer layer{};
       layer.struct_size = sizeof layer;

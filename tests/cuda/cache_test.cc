@@ -1,6 +1,7 @@
 // A whole cache on a device, through the C interface: the same results as on the CPU.
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/step.h"
 #include "tests/cuda/cache_support.h"
 
 namespace kvc::test {
@@ -42,6 +43,28 @@ TEST_F(CudaCache, KeepsWindowsAndTrees) {
     return kvc_tree_commit(cache, 1, &id, &leaf, nullptr, error);
   });
   for (int i = 0; i < 4; ++i) trees.step({1}, {1}, ++seed);
+}
+
+TEST_F(CudaCache, RotatesKeysOnReadAtAnyPositionWithABoundedTable) {
+  SmallModel model;
+  model.rope = KVC_ROPE_ON_READ;
+  for (const int64_t delta : {cuda::kNearPositions - 12, cuda::kNearPositions, int64_t{3'000'000},
+                              int64_t{INT32_MAX} - 100}) {
+    SCOPED_TRACE(::testing::Message() << "delta " << delta);
+    CachePair pair(model, kGpu);
+    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
+    uint64_t seed = seed_of_run();
+    pair.step({1}, {10}, ++seed);
+    // A gap behind token 4.
+    pair.both([delta](kvc_cache* cache, kvc_error* error) {
+      return kvc_seq_shift(cache, 1, 4, 4, delta, error);
+    });
+    pair.step({1}, {7}, ++seed);
+    for (int i = 0; i < 4; ++i) pair.step({1}, {1}, ++seed);
+    const uint64_t bytes = pair.device.stats().cos_sin_bytes;
+    EXPECT_GE(bytes, uint64_t{8} * 8 * 4096);
+    EXPECT_LE(bytes, uint64_t{8} * 786'432);
+  }
 }
 
 TEST_F(CudaCache, SurvivesStreamsThatRunLate) {

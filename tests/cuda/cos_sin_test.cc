@@ -6,6 +6,7 @@
 #include <random>
 
 #include "kernels/cuda/launches.h"
+#include "kernels/cuda/rope/key_rows.h"
 #include "kernels/cuda/rope/sine_cosine.h"
 #include "tests/cuda/device_memory.h"
 #include "tests/cuda/random_numbers.h"
@@ -125,6 +126,49 @@ TEST(CudaAngles, RowsTurnByTheirPositionsSectionsAndVariants) {
     }
     for (size_t i = rows * pairs; i < c.size(); ++i)
       ASSERT_TRUE(std::isnan(c[i]) && std::isnan(s[i]));
+  }
+}
+
+// Errors of the tables and of the product: less than 4e-7 of the magnitude.
+TEST(CudaAngles, OfAbsolutePositionsComeFromANearAndAFarRow) {
+  const std::vector<double> frequencies{1.0, 0.31, 0.001};
+  const auto pairs = static_cast<int32_t>(frequencies.size());
+  const double magnitude = 1.19;
+  const int64_t rows = kMaxKeyRows;
+  ASSERT_EQ(key_rows(int64_t{INT32_MAX} + 1), rows);
+  ASSERT_EQ(key_rows(kNearPositions), kNearPositions);
+  ASSERT_EQ(key_rows(kNearPositions + 1), kNearPositions + 2);
+  DeviceArray<double> on_device(frequencies);
+  DeviceArray<float> cosines(static_cast<size_t>(rows * pairs)),
+      sines(static_cast<size_t>(rows * pairs));
+  CosSinParams params{};
+  params.inverse_frequencies[0] = on_device.data();
+  params.magnitude = magnitude;
+  params.num_rows = rows;
+  params.num_pairs = pairs;
+  params.cos = cosines.data();
+  params.sin = sines.data();
+  ASSERT_EQ(cuda::cos_sin(params, nullptr), cudaSuccess);
+  finish();
+  const std::vector<float> c = cosines.read(), s = sines.read();
+  const kernels::Rotation rotation{c.data(), s.data(), 2 * pairs, 0, 0};
+  std::vector<int64_t> positions{0, 1, INT32_MAX};
+  for (const int64_t far : {int64_t{1}, int64_t{2}, int64_t{400}, int64_t{65535}})
+    for (int64_t beside = -2; beside < 3; ++beside)
+      positions.push_back(far * kNearPositions + beside);
+  Rng rng(11);
+  for (int i = 0; i < 10000; ++i) positions.push_back(rng.upto(INT32_MAX - 1));
+  for (const int64_t position : positions) {
+    for (int32_t pair = 0; pair < pairs; ++pair) {
+      float cos, sin;
+      key_cos_sin(rotation, position, pair, cos, sin);
+      const double angle = static_cast<double>(position) * frequencies[static_cast<size_t>(pair)];
+      ASSERT_NEAR(cos, std::cos(angle) * magnitude, 4e-7 * magnitude) << position;
+      ASSERT_NEAR(sin, std::sin(angle) * magnitude, 4e-7 * magnitude) << position;
+      if (position >= kNearPositions) continue;
+      ASSERT_NO_FATAL_FAILURE(expect_close(cos, std::cos(angle) * magnitude));
+      ASSERT_NO_FATAL_FAILURE(expect_close(sin, std::sin(angle) * magnitude));
+    }
   }
 }
 

@@ -57,10 +57,10 @@ KVC_DEVICE float rotated_element(float element, float other, float cos, float si
   return fmaf(element, cos, other * (second ? sin : -sin));
 }
 
-// Element `index` of a row after RoPE by row `cos_sin_row` of the table, without its scale.
-template <typename Load>
-KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t cos_sin_row, int32_t index,
-                         const Load& load) {
+// Element `index` of a row after RoPE, without its scale. cos_sin(pair, cos, sin) sets both.
+template <typename CosSin, typename Load>
+KVC_DEVICE float rotated_by(const kernels::Rotation& rotation, const CosSin& cos_sin, int32_t index,
+                            const Load& load) {
   const float element = load(index);
   const int32_t inside = index - rotation.begin, half = rotation.rotary_dim / 2;
   if (inside < 0 || inside >= 2 * half) return element;
@@ -69,9 +69,23 @@ KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t cos_sin_row,
   const bool second = interleaved ? (inside & 1) != 0 : inside >= half;
   const int32_t distance = interleaved ? 1 : half;
   const float other = load(second ? index - distance : index + distance);
-  const float cos = rotation.cos[cos_sin_row * half + pair],
-              sin = rotation.sin[cos_sin_row * half + pair];
+  float cos, sin;
+  cos_sin(pair, cos, sin);
   return rotated_element(element, other, cos, sin, second);
+}
+
+// The same by row `cos_sin_row` of the table.
+template <typename Load>
+KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t cos_sin_row, int32_t index,
+                         const Load& load) {
+  const int64_t first = cos_sin_row * (rotation.rotary_dim / 2);
+  return rotated_by(
+      rotation,
+      [&](int32_t pair, float& cos, float& sin) {
+        cos = rotation.cos[first + pair];
+        sin = rotation.sin[first + pair];
+      },
+      index, load);
 }
 
 // The scale of all elements of a row. Block scales are applied per element instead (block_scale).

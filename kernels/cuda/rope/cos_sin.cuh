@@ -29,7 +29,8 @@ __global__ void __launch_bounds__(cos_sin_config::kThreads)
        i < total; i += step) {
     const int64_t row = i / params.num_pairs;
     const auto pair = static_cast<int32_t>(i - row * params.num_pairs);
-    int64_t position = row;
+    const bool is_far = params.positions == nullptr && row >= kNearPositions;
+    int64_t position = is_far ? (row - kNearPositions) * kNearPositions : row;
     if (params.positions != nullptr) {
       const int64_t section = params.pair_section == nullptr ? 0 : params.pair_section[pair];
       position = params.positions[section * params.positions_stride + row];
@@ -48,8 +49,9 @@ __global__ void __launch_bounds__(cos_sin_config::kThreads)
     }
     double sine, cosine;
     sine_cosine(static_cast<double>(position) * frequencies[pair], sine, cosine);
-    params.cos[i] = static_cast<float>(cosine * params.magnitude);
-    params.sin[i] = static_cast<float>(sine * params.magnitude);
+    const double magnitude = is_far ? 1.0 : params.magnitude;
+    params.cos[i] = static_cast<float>(cosine * magnitude);
+    params.sin[i] = static_cast<float>(sine * magnitude);
   }
 }
 

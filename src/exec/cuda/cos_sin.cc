@@ -7,9 +7,9 @@
 namespace kvc {
 namespace {
 
-// Positions of keys are written out for so many tokens more than asked, so that a growing sequence
-// does not ask again at each step.
-constexpr int64_t kLeastKeyPositions = 4096;
+// Rows by absolute position are made for more positions than asked, so that a growing sequence does
+// not ask again at each step.
+constexpr int64_t kLeastRows = 4096, kLeastFarRows = cuda::kNearPositions + 256;
 
 template <typename T>
 DeviceMemory upload(const Gpu& device, const std::vector<T>& values) {
@@ -125,11 +125,20 @@ kernels::Rotation DeviceCosSin::sinks(const Forward& forward, int32_t rope, cuda
   return rotation_of(rope, table, rows);
 }
 
+int64_t DeviceCosSin::bytes_of_keys() const {
+  int64_t bytes = 0;
+  for (const Rope& rope : ropes_) {
+    for (const Table& table : rope.keys) bytes += table.memory.bytes();
+  }
+  return bytes;
+}
+
 void DeviceCosSin::keys(Forward& forward, int32_t rope, cuda::Stream stream,
                         kernels::Rotation out[2]) {
   out[0] = out[1] = {};
   if (rope < 0 || spec_->ropes[rope].mode != KVC_ROPE_ON_READ) return;
-  const int64_t wanted = std::max(forward.longest_position(), spec_->max_seq_len);
+  const int64_t longest = std::max(forward.longest_position(), spec_->max_seq_len);
+  const int64_t wanted = cuda::key_rows(longest);
   // Both variants, whatever this batch needs: in a graph it may be another one.
   const bool has_long = !spec_->ropes[rope].long_inverse_frequencies.empty();
   for (int variant = 0; variant < (has_long ? 2 : 1); ++variant) {
@@ -138,13 +147,17 @@ void DeviceCosSin::keys(Forward& forward, int32_t rope, cuda::Stream stream,
     if (table.num_rows < wanted) {
       if (device_->is_capturing(stream)) {
         fail(KVC_E_INVALID_STATE,
-             "keys are rotated on read at up to %lld positions, cos and sin are there for %lld: "
-             "before the capture, run a forward with this layer; config.max_seq_len = %lld leaves "
-             "their number open if 0",
-             static_cast<long long>(wanted), static_cast<long long>(table.num_rows),
-             static_cast<long long>(spec_->max_seq_len));
+             "keys are rotated on read at up to %lld positions, whose cos and sin take %lld rows, "
+             "and %lld are there: before the capture, run a forward with this layer; "
+             "config.max_seq_len = %lld leaves their number open if 0",
+             static_cast<long long>(longest), static_cast<long long>(wanted),
+             static_cast<long long>(table.num_rows), static_cast<long long>(spec_->max_seq_len));
       }
-      const int64_t rows = std::max({wanted, 2 * table.num_rows, kLeastKeyPositions});
+      const bool is_far = wanted > cuda::kNearPositions;
+      const int64_t rows =
+          std::clamp(2 * table.num_rows,
+                     is_far ? std::max(wanted, kLeastFarRows) : std::max(wanted, kLeastRows),
+                     is_far ? cuda::kMaxKeyRows : cuda::kNearPositions);
       cuda::CosSinParams params = params_of(rope);
       if (variant == 1) params.inverse_frequencies[0] = params.inverse_frequencies[1];
       params.inverse_frequencies[1] = nullptr;
@@ -152,6 +165,7 @@ void DeviceCosSin::keys(Forward& forward, int32_t rope, cuda::Stream stream,
       table.num_rows = 0;  // Not there when making them throws.
       make(table, params, rows, stream);
       table.num_rows = rows;
+      key_bytes_ = bytes_of_keys();
     }
     out[variant] = rotation_of(rope, table, table.num_rows);
   }

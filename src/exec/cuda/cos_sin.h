@@ -2,6 +2,7 @@
 // keys that are rotated on read.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -26,12 +27,15 @@ class DeviceCosSin {
   kernels::Rotation tokens(const Forward& forward, int32_t rope, cuda::Stream stream);
   // The same at the positions that attend to sink tokens.
   kernels::Rotation sinks(const Forward& forward, int32_t rope, cuda::Stream stream);
-  // By absolute position, both variants of LONGROPE.
+  // By absolute position (kernels/cuda/step.h), both variants of LONGROPE.
   void keys(Forward& forward, int32_t rope, cuda::Stream stream, kernels::Rotation out[2]);
 
   // The positions that RoPE goes by, [position rows][positions_stride], of this step.
   const int32_t* rotary_positions() const { return positions_; }
   int64_t positions_stride() const { return positions_stride_; }
+
+  // Of the tables by absolute position. From any thread.
+  int64_t key_bytes() const { return key_bytes_.load(std::memory_order_relaxed); }
 
  private:
   struct Table {  // First cos, then sin.
@@ -47,6 +51,7 @@ class DeviceCosSin {
 
   cuda::CosSinParams params_of(int32_t rope) const;
   kernels::Rotation rotation_of(int32_t rope, const Table& table, int64_t rows) const;
+  int64_t bytes_of_keys() const;
   void make(Table& table, cuda::CosSinParams params, int64_t rows, cuda::Stream stream);
 
   const Spec* spec_;
@@ -56,6 +61,7 @@ class DeviceCosSin {
   DeviceBuffer given_;
   const int32_t* positions_ = nullptr;
   int64_t positions_stride_ = 0;
+  std::atomic<int64_t> key_bytes_{0};
   bool has_sections_ = false;  // Positions have a row per section.
 };
 

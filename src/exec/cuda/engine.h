@@ -25,6 +25,7 @@ class CudaEngine final : public Engine {
   ~CudaEngine() override;
 
   uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
+  int64_t cos_sin_bytes() const override { return open_.cos_sin().key_bytes(); }
   void check_begin(const Batch& batch, const ForwardMode& mode, CallStream stream) const override {
     open_.check_begin(batch, mode, order_->stream_of(stream));
   }

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attn/simt/config.h"
 #include "kernels/cuda/ptx/elements.cuh"
+#include "kernels/cuda/rope/key_rows.h"
 
 namespace kvc::cuda::simt {
 
@@ -93,8 +94,7 @@ KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own
   }
 }
 
-// Warp. The same for K that is rotated on read. `position` is the row of the RoPE table for the
-// lane's key.
+// Warp. The same for K that is rotated on read. `position` is that of the lane's key.
 KVC_DEVICE void load_chunk_rotated(float* chunk, const Source& source, const KeyRow& own,
                                    const kernels::Rotation& rotation, int64_t position, int32_t dim,
                                    int32_t first) {
@@ -105,13 +105,16 @@ KVC_DEVICE void load_chunk_rotated(float* chunk, const Source& source, const Key
     const int key = first_key + i;
     const std::byte* row = pointer_of_lane(own.elements, key);
     const std::byte* scales = pointer_of_lane(own.block_scales, key);
-    const int64_t cos_sin_row = shuffle(position, key);
+    const int64_t position_of_key = shuffle(position, key);
+    const auto cos_sin = [&](int32_t pair, float& cos, float& sin) {
+      key_cos_sin(rotation, position_of_key, pair, cos, sin);
+    };
 #pragma unroll 1
     for (int32_t d = lane; d < kChunk; d += 32) {
       const int32_t at = first + d;
       float value = 0.0f;
       if (row != nullptr && at < dim) {
-        value = rotated(rotation, cos_sin_row, at, [&](int32_t j) {
+        value = rotated_by(rotation, cos_sin, at, [&](int32_t j) {
           const float element = load_element(row, source.element, j);
           return scales != nullptr ? element * block_scale(scales, j) : element;
         });

@@ -846,8 +846,8 @@ pub struct kvc_stats {
     pub block_idle: [u64; 32],
     /// Hits, by time since the block's use before.
     pub block_reuse_gap: [u64; 32],
-    /// On the host, for layers that rotate K on read: cos and sin of the keys that sequences see,
-    /// as of their last forwards.
+    /// For layers that rotate K on read: cos and sin of the keys that sequences see, as of their
+    /// last forwards.
     pub cos_sin_bytes: u64,
 }
 
