@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kvcache.h"
+#include "tools/chat/chat.h"
 #include "tools/demo/demo.h"
 #include "tools/info.h"
 #include "tools/inspect.h"
@@ -23,6 +24,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("kvcache ") + kvc_version_string());
   app.require_subcommand(1);
   app.get_formatter()->column_width(30);
+  register_chat(app, exit_code);
   register_demo(app, exit_code);
   register_info(app, exit_code);
   register_inspect(app, exit_code);

@@ -1,3 +1,4 @@
-// The chat templates of the command, built into the test program.
+// Templates and cache of the command's chat, built into the test program.
+#include "tools/chat/chat_cache.cc"
 #include "tools/chat/chat_template.cc"
 #include "tools/chat/default_system.cc"

@@ -1,5 +1,4 @@
 // The parts of `kvcache demo` that the tests beside this file look at, built into the test program.
-#include "tools/demo/block_kernels.cc"
 #include "tools/demo/block_map.cc"
 #include "tools/demo/comparison.cc"
 #include "tools/demo/contiguous_store.cc"
@@ -8,5 +7,4 @@
 #include "tools/demo/sampler.cc"
 #include "tools/demo/scheduler.cc"
 #include "tools/demo/terminal.cc"
-#include "tools/demo/worker_pool.cc"
 #include "tools/demo/workload.cc"

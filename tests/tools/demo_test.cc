@@ -36,7 +36,7 @@ class ToolDemo : public testing::Test {
 
   ServeResult serve_contiguous() {
     ContiguousStore store(shape_.attention(), workload_.longest_request(), 6, pool_,
-                          block_kernels());
+                          llm::block_kernels());
     return serve_with(store, false);
   }
   ServeResult serve_paged(bool shared, PagedOptions options = {}, int64_t pages = 1000) {
@@ -60,9 +60,9 @@ class ToolDemo : public testing::Test {
   }
 
   ModelShape shape_{2, 64, 4, 2, 32, 128, 10000.0};
-  WorkerPool pool_{3};
+  llm::WorkerPool pool_{3};
   Workload workload_;
-  Model model_{shape_, kSeed, std::vector<Token>{'a', 'b', 'c', ' '}, pool_, block_kernels()};
+  Model model_{shape_, kSeed, std::vector<Token>{'a', 'b', 'c', ' '}, pool_, llm::block_kernels()};
 };
 
 TEST_F(ToolDemo, AllStoresGiveTheSameTokensForAnyPageSize) {

@@ -16,7 +16,7 @@ constexpr int64_t kLargestHeadDim = 256;
 }  // namespace
 
 ContiguousStore::ContiguousStore(const AttentionShape& shape, int64_t max_length, int max_sequences,
-                                 WorkerPool& pool, const BlockKernels& kernels)
+                                 llm::WorkerPool& pool, const llm::BlockKernels& kernels)
     : shape_(shape),
       max_length_((max_length + kBlockKeys - 1) / kBlockKeys * kBlockKeys),
       slot_floats_(2 * int64_t{shape.layers} * shape.kv_heads * shape.head_dim * max_length_),

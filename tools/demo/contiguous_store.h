@@ -5,16 +5,16 @@
 #include <map>
 #include <memory>
 
-#include "tools/demo/block_kernels.h"
 #include "tools/demo/kv_store.h"
-#include "tools/demo/worker_pool.h"
+#include "tools/llm/block_kernels.h"
+#include "tools/llm/worker_pool.h"
 
 namespace kvc::demo {
 
 class ContiguousStore final : public KvStore {
  public:
   ContiguousStore(const AttentionShape& shape, int64_t max_length, int max_sequences,
-                  WorkerPool& pool, const BlockKernels& kernels);
+                  llm::WorkerPool& pool, const llm::BlockKernels& kernels);
 
   bool add(int sequence) override;
   void fork(int parent, int child, int64_t length) override;
@@ -58,8 +58,8 @@ class ContiguousStore final : public KvStore {
   int64_t max_length_;
   int64_t slot_floats_;
   size_t max_sequences_;
-  WorkerPool& pool_;
-  const BlockKernels& kernels_;
+  llm::WorkerPool& pool_;
+  const llm::BlockKernels& kernels_;
   std::vector<float> cosines_, sines_;  // [max_length][head_dim / 2]
   std::map<int, Slot> slots_;
   std::vector<BatchItem> batch_;

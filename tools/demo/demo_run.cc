@@ -23,9 +23,9 @@ kvc_device_caps cpu_caps() {
   return caps;
 }
 
-KernelLevel kernel_level(kvc_cpu_isa isa) {
-  if (isa == KVC_CPU_ISA_REFERENCE || isa == KVC_CPU_ISA_SCALAR) return KernelLevel::kBaseline;
-  return isa == KVC_CPU_ISA_AVX2 ? KernelLevel::kAvx2 : KernelLevel::kBest;
+llm::KernelLevel kernel_level(kvc_cpu_isa isa) {
+  if (isa == KVC_CPU_ISA_REFERENCE || isa == KVC_CPU_ISA_SCALAR) return llm::KernelLevel::kBaseline;
+  return isa == KVC_CPU_ISA_AVX2 ? llm::KernelLevel::kAvx2 : llm::KernelLevel::kBest;
 }
 
 // How many conversations like these the memory of row 1 would hold at their full length.
@@ -135,8 +135,8 @@ void judge(DemoRun& run) {
 // What every row computes with.
 struct Setup {
   DemoRun run;
-  const BlockKernels* kernels;
-  std::unique_ptr<WorkerPool> pool;
+  const llm::BlockKernels* kernels;
+  std::unique_ptr<llm::WorkerPool> pool;
   std::unique_ptr<Model> model;
 };
 
@@ -152,7 +152,7 @@ Setup set_up(const DemoOptions& options) {
     throw UsageError(format("--isa %s: this machine does not have it", isa_name(options.isa)));
   }
   run.library_isa = isa_name(options.isa == KVC_CPU_ISA_AUTO ? caps.arch : options.isa);
-  setup.kernels = &block_kernels(kernel_level(options.isa));
+  setup.kernels = &llm::block_kernels(kernel_level(options.isa));
   run.demo_kernels = setup.kernels->name;
 
   const int64_t longest = run.workload.longest_request();
@@ -165,7 +165,7 @@ Setup set_up(const DemoOptions& options) {
 
   check_memory(run);
 
-  setup.pool = std::make_unique<WorkerPool>(run.threads);
+  setup.pool = std::make_unique<llm::WorkerPool>(run.threads);
   std::vector<Token> texts = run.workload.system;
   for (const Conversation& c : run.workload.conversations)
     texts.insert(texts.end(), c.turn.begin(), c.turn.end());
@@ -192,7 +192,7 @@ PagedOptions paged_options(const DemoOptions& options, uint64_t byte_budget) {
 DemoRun run_demo(const DemoOptions& options) {
   Setup setup = set_up(options);
   DemoRun& run = setup.run;
-  WorkerPool& pool = *setup.pool;
+  llm::WorkerPool& pool = *setup.pool;
   Model& model = *setup.model;
   const AttentionShape attention = run.shape.attention();
   const int num_conversations = static_cast<int>(run.workload.conversations.size());

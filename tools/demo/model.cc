@@ -30,8 +30,8 @@ void rms_norm(const float* in, int64_t dim, float* out) {
 
 }  // namespace
 
-Model::Model(const ModelShape& shape, uint64_t seed, std::span<const Token> texts, WorkerPool& pool,
-             const BlockKernels& kernels)
+Model::Model(const ModelShape& shape, uint64_t seed, std::span<const Token> texts,
+             llm::WorkerPool& pool, const llm::BlockKernels& kernels)
     : shape_(shape), seed_(seed), pool_(pool), kernels_(kernels) {
   const int64_t d = shape_.d_model;
   const AttentionShape attention = shape_.attention();

@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "tools/demo/block_kernels.h"
 #include "tools/demo/kv_store.h"
-#include "tools/demo/worker_pool.h"
 #include "tools/demo/workload.h"
+#include "tools/llm/block_kernels.h"
+#include "tools/llm/worker_pool.h"
 
 namespace kvc::demo {
 
@@ -24,7 +24,7 @@ struct ModelShape {
   AttentionShape attention() const { return {layers, q_heads, kv_heads, head_dim, rope_theta}; }
 };
 
-// A matrix [depth][width] in panels for BlockKernels::multiply, the width padded with zeros.
+// A matrix [depth][width] in panels for llm::BlockKernels::multiply, the width padded with zeros.
 struct PackedMatrix {
   int64_t depth = 0, width = 0, padded_width = 0;
   std::vector<float> data;
@@ -34,8 +34,8 @@ class Model {
  public:
   // `texts`: what the output bias is fitted to, so that the bytes drawn have at least the
   // frequencies of the language.
-  Model(const ModelShape& shape, uint64_t seed, std::span<const Token> texts, WorkerPool& pool,
-        const BlockKernels& kernels);
+  Model(const ModelShape& shape, uint64_t seed, std::span<const Token> texts, llm::WorkerPool& pool,
+        const llm::BlockKernels& kernels);
 
   // One step: `tokens` are the new tokens of the batch the store has begun, packed; for each row
   // index in `wanted`, logits gets kVocabulary floats.
@@ -61,8 +61,8 @@ class Model {
   ModelShape shape_;
   uint64_t seed_;
   uint64_t next_stream_ = 1u << 20;
-  WorkerPool& pool_;
-  const BlockKernels& kernels_;
+  llm::WorkerPool& pool_;
+  const llm::BlockKernels& kernels_;
   std::vector<float> embedding_;  // [vocabulary][d_model]
   std::vector<Layer> layers_;
   PackedMatrix head_;

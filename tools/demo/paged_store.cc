@@ -40,7 +40,8 @@ struct ActivationTensor {
 
 }  // namespace
 
-PagedStore::PagedStore(const AttentionShape& shape, const PagedOptions& options, WorkerPool& pool)
+PagedStore::PagedStore(const AttentionShape& shape, const PagedOptions& options,
+                       llm::WorkerPool& pool)
     : shape_(shape),
       attention_flags_(options.batch_invariant ? uint64_t{KVC_ATTN_BATCH_INVARIANT} : 0) {
   kvc_rope rope{};

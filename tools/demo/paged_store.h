@@ -7,7 +7,7 @@
 
 #include "kvcache.h"
 #include "tools/demo/kv_store.h"
-#include "tools/demo/worker_pool.h"
+#include "tools/llm/worker_pool.h"
 
 namespace kvc::demo {
 
@@ -28,7 +28,7 @@ struct LibraryError : std::runtime_error {
 
 class PagedStore final : public KvStore {
  public:
-  PagedStore(const AttentionShape& shape, const PagedOptions& options, WorkerPool& pool);
+  PagedStore(const AttentionShape& shape, const PagedOptions& options, llm::WorkerPool& pool);
 
   bool add(int sequence) override;
   void fork(int parent, int child, int64_t length) override;

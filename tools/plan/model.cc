@@ -1,7 +1,6 @@
 #include "tools/plan/model.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -10,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/model_config/families.h"
+#include "tools/kv_dtypes.h"
 
 namespace kvc::plan_tool {
 namespace {
@@ -27,21 +27,6 @@ std::string file_text(const std::string& path) {
     throw Failure(path + " is not JSON: it has a zero byte");
   return text;
 }
-
-struct Storage {
-  const char* name;
-  DLDataType type;
-  kvc_quant quant;
-};
-constexpr std::array<Storage, 8> kStorages = {
-    {{"bf16", {kDLBfloat, 16, 1}, KVC_QUANT_NONE},
-     {"fp16", {kDLFloat, 16, 1}, KVC_QUANT_NONE},
-     {"fp32", {kDLFloat, 32, 1}, KVC_QUANT_NONE},
-     {"fp8", {kDLFloat8_e4m3fn, 8, 1}, KVC_QUANT_PER_TENSOR},
-     {"fp8_e5m2", {kDLFloat8_e5m2, 8, 1}, KVC_QUANT_PER_TENSOR},
-     {"int8", {kDLInt, 8, 1}, KVC_QUANT_PER_TOKEN_HEAD},
-     {"int4", {kDLInt, 4, 1}, KVC_QUANT_PER_TOKEN_HEAD},
-     {"nvfp4", {kDLFloat4_e2m1fn, 4, 1}, KVC_QUANT_BLOCK16}}};
 
 std::string divides(const char* what, size_t layer, int64_t value, int32_t ranks) {
   return "--tp " + std::to_string(ranks) + " does not divide the " + std::to_string(value) + " " +
@@ -165,29 +150,28 @@ void make_uniform(const UniformLayers& shape, Model& model) {
 const std::vector<std::string>& kv_dtype_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> out = {"auto"};
-    for (const Storage& storage : kStorages) out.emplace_back(storage.name);
+    for (const KvDtype& dtype : kKvDtypes) out.emplace_back(dtype.name);
     return out;
   }();
   return names;
 }
 
 void set_kv_dtype(const std::string& name, Model& model) {
-  for (const Storage& storage : kStorages) {
-    if (name != storage.name) continue;
-    for (size_t i = 0; i < model.num_layers(); ++i) {
-      kvc_layer& layer = model.layers[i];
-      const bool quantised = storage.quant != KVC_QUANT_NONE;
-      if (layer.kind == KVC_LAYER_MLA && quantised && storage.quant != KVC_QUANT_PER_TENSOR) {
-        throw Failure("--kv-dtype " + name + ": layer " + std::to_string(i) +
-                      " keeps latents (MLA), which are stored as bf16, fp16, fp32 or fp8");
-      }
-      // K and V of an encoder are written once and stay as the model has them unless all are.
-      const bool may = layer.kind == KVC_LAYER_ATTENTION || layer.kind == KVC_LAYER_MLA ||
-                       (layer.kind == KVC_LAYER_CROSS && !quantised);
-      if (!may) continue;
-      layer.quant = storage.quant;
-      layer.k_dtype = layer.v_dtype = storage.type;
+  const KvDtype* dtype = find_kv_dtype(name);
+  if (dtype == nullptr) return;
+  const bool quantised = dtype->quant != KVC_QUANT_NONE;
+  for (size_t i = 0; i < model.num_layers(); ++i) {
+    kvc_layer& layer = model.layers[i];
+    if (layer.kind == KVC_LAYER_MLA && quantised && dtype->quant != KVC_QUANT_PER_TENSOR) {
+      throw Failure("--kv-dtype " + name + ": layer " + std::to_string(i) +
+                    " keeps latents (MLA), which are stored as bf16, fp16, fp32 or fp8");
     }
+    // K and V of an encoder are written once and stay as the model has them unless all are.
+    const bool may = layer.kind == KVC_LAYER_ATTENTION || layer.kind == KVC_LAYER_MLA ||
+                     (layer.kind == KVC_LAYER_CROSS && !quantised);
+    if (!may) continue;
+    layer.quant = dtype->quant;
+    layer.k_dtype = layer.v_dtype = dtype->type;
   }
 }
 

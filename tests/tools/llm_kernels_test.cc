@@ -1,12 +1,13 @@
-// The demo's own arithmetic, on every level this machine has, against sums in double.
+// The arithmetic of models, on every level that this machine has, against sums in double.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "tools/demo/block_kernels.h"
 #include "tools/demo/workload.h"
+#include "tools/llm/block_kernels.h"
+#include "tools/llm/weights.h"
 
 namespace kvc::demo {
 namespace {
@@ -21,23 +22,23 @@ std::vector<float> random_floats(size_t count, uint64_t stream, double scale = 1
   return values;
 }
 
-class ToolDemoKernels : public testing::TestWithParam<KernelLevel> {
+class ToolLlmKernels : public testing::TestWithParam<llm::KernelLevel> {
  protected:
-  const BlockKernels& kernels_ = block_kernels(GetParam());
+  const llm::BlockKernels& kernels_ = llm::block_kernels(GetParam());
 };
 
-INSTANTIATE_TEST_SUITE_P(EveryLevel, ToolDemoKernels,
-                         testing::Values(KernelLevel::kBaseline, KernelLevel::kAvx2,
-                                         KernelLevel::kAvx512));
+INSTANTIATE_TEST_SUITE_P(EveryLevel, ToolLlmKernels,
+                         testing::Values(llm::KernelLevel::kBaseline, llm::KernelLevel::kAvx2,
+                                         llm::KernelLevel::kAvx512));
 
-TEST_P(ToolDemoKernels, AProductOfAnyNumberOfRowsEqualsTheSumInDouble) {
+TEST_P(ToolLlmKernels, AProductOfAnyNumberOfRowsEqualsTheSumInDouble) {
   const int64_t panel = kernels_.panel, cols = 3 * panel, depth = 77;
   const std::vector<float> b = random_floats(static_cast<size_t>(cols * depth), 1);
   for (int64_t rows = 1; rows <= 30; ++rows) {
     const std::vector<float> a = random_floats(static_cast<size_t>(rows * depth), 2);
     std::vector<float> c(static_cast<size_t>(rows * cols), std::numeric_limits<float>::quiet_NaN());
-    Product product{rows,  cols,          depth,    a.data(), depth, b.data(),
-                    panel, panel * depth, c.data(), cols,     false};
+    llm::Product product{rows,  cols,          depth,    a.data(), depth, b.data(),
+                         panel, panel * depth, c.data(), cols,     false};
     kernels_.multiply(product);
     product.accumulate = true;
     kernels_.multiply(product);  // twice the product
@@ -55,7 +56,28 @@ TEST_P(ToolDemoKernels, AProductOfAnyNumberOfRowsEqualsTheSumInDouble) {
   }
 }
 
-TEST_P(ToolDemoKernels, ARowOfAProductHasTheSameBitsWhateverRowsAreBesideIt) {
+// What is widened is exact, so the bits are those of float32 weights of the same values.
+TEST_P(ToolLlmKernels, AProductWithWeightsOfBfloat16IsThatOfTheirValues) {
+  const int64_t panel = kernels_.panel, cols = 2 * panel, depth = 51, rows = 15;
+  std::vector<float> b = random_floats(static_cast<size_t>(cols * depth), 6);
+  std::vector<uint16_t> halves;
+  for (float& value : b) {
+    halves.push_back(llm::to_bfloat16(value));
+    value = llm::from_bfloat16(halves.back());
+  }
+  const std::vector<float> a = random_floats(static_cast<size_t>(rows * depth), 7);
+  std::vector<float> expected(static_cast<size_t>(rows * cols)), got(expected.size());
+  llm::Product product{rows,  cols,          depth,           a.data(), depth, b.data(),
+                       panel, panel * depth, expected.data(), cols,     false};
+  kernels_.multiply(product);
+  product.b = halves.data();
+  product.b_type = llm::WeightType::kBfloat16;
+  product.c = got.data();
+  kernels_.multiply(product);
+  EXPECT_EQ(got, expected);
+}
+
+TEST_P(ToolLlmKernels, ARowOfAProductHasTheSameBitsWhateverRowsAreBesideIt) {
   const int64_t panel = kernels_.panel, depth = 100, rows = 29;
   const std::vector<float> a = random_floats(static_cast<size_t>(rows * depth), 3);
   const std::vector<float> b = random_floats(static_cast<size_t>(panel * depth), 4);
@@ -72,7 +94,7 @@ TEST_P(ToolDemoKernels, ARowOfAProductHasTheSameBitsWhateverRowsAreBesideIt) {
   }
 }
 
-TEST_P(ToolDemoKernels, ASoftmaxInBlocksEqualsTheWholeAndIgnoresWhatIsMasked) {
+TEST_P(ToolLlmKernels, ASoftmaxInBlocksEqualsTheWholeAndIgnoresWhatIsMasked) {
   const int64_t keys = 2 * kernels_.panel, dim = kernels_.panel, blocks = 3;
   for (int64_t visible = 1; visible <= blocks * keys; ++visible) {
     const std::vector<float> scores = random_floats(static_cast<size_t>(blocks * keys), 5, 12.0);
@@ -103,7 +125,7 @@ TEST_P(ToolDemoKernels, ASoftmaxInBlocksEqualsTheWholeAndIgnoresWhatIsMasked) {
   }
 }
 
-TEST_P(ToolDemoKernels, SiluIsRightInItsTailsToo) {
+TEST_P(ToolLlmKernels, SiluIsRightInItsTailsToo) {
   std::vector<float> gate = {-200, -90, -30, -1, -0.0f, 0, 0.5f, 1, 30, 90, 200};
   for (int i = 0; i < 60; ++i) gate.push_back(static_cast<float>(i) * 0.37f - 11.0f);
   const std::vector<float> in = gate;
@@ -112,6 +134,19 @@ TEST_P(ToolDemoKernels, SiluIsRightInItsTailsToo) {
   for (size_t i = 0; i < in.size(); ++i) {
     const double exact = 1.5 * in[i] / (1.0 + std::exp(-static_cast<double>(in[i])));
     EXPECT_NEAR(gate[i], exact, 1e-6 + 1e-6 * std::fabs(exact)) << in[i];
+  }
+}
+
+TEST_P(ToolLlmKernels, GeluIsRightInItsTailsToo) {
+  std::vector<float> gate = {-200, -30, -8, -1, -0.0f, 0, 0.5f, 1, 8, 200};
+  for (int i = 0; i < 61; ++i) gate.push_back(static_cast<float>(i) * 0.11f - 3.0f);
+  const std::vector<float> in = gate;
+  const std::vector<float> up(gate.size(), 1.5f);
+  kernels_.gelu_multiply(gate.data(), up.data(), static_cast<int64_t>(gate.size()));
+  for (size_t i = 0; i < in.size(); ++i) {
+    const double x = in[i], inner = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+    const double exact = 1.5 * 0.5 * x * (1 + std::tanh(inner));
+    EXPECT_NEAR(gate[i], exact, 1e-6 + 2e-6 * std::fabs(exact)) << in[i];
   }
 }
 

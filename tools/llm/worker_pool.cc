@@ -1,6 +1,6 @@
-#include "tools/demo/worker_pool.h"
+#include "tools/llm/worker_pool.h"
 
-namespace kvc::demo {
+namespace kvc::llm {
 
 WorkerPool::WorkerPool(int threads) {
   for (int32_t worker = 1; worker < threads; ++worker) {
@@ -68,4 +68,4 @@ kvc_executor WorkerPool::executor() {
   return executor;
 }
 
-}  // namespace kvc::demo
+}  // namespace kvc::llm

@@ -10,7 +10,7 @@
 
 #include "kvcache.h"
 
-namespace kvc::demo {
+namespace kvc::llm {
 
 // One caller at a time; tasks must not throw and must not start further tasks.
 class WorkerPool {
@@ -54,4 +54,4 @@ class WorkerPool {
   std::atomic<bool> stop_{false};
 };
 
-}  // namespace kvc::demo
+}  // namespace kvc::llm

@@ -1,11 +1,13 @@
-// The demo's own float32 arithmetic: blocked products, softmax and SiLU, once per instruction set,
-// chosen at run time. The model and the contiguous baseline use it; it calls nothing of the
-// library.
+// The float32 arithmetic of models that the command runs: blocked products, softmax and gates, once
+// per instruction set, chosen at run time. It calls nothing of the library.
 #pragma once
 
 #include <cstdint>
 
-namespace kvc::demo {
+namespace kvc::llm {
+
+enum class WeightType { kFloat32, kBfloat16 };
+constexpr int64_t weight_bytes(WeightType type) { return type == WeightType::kFloat32 ? 4 : 2; }
 
 // c[rows][cols] = a[rows][depth] * b[depth][cols], or += when `accumulate`. b lies in panels of
 // BlockKernels::panel columns: element (k, j) is at b[j / panel * panel_stride + k * row_stride + j
@@ -15,11 +17,12 @@ struct Product {
   int64_t rows, cols, depth;
   const float* a;
   int64_t a_stride;
-  const float* b;
+  const void* b;  // Elements are of b_type; strides count them.
   int64_t row_stride, panel_stride;
   float* c;
   int64_t c_stride;
   bool accumulate;
+  WeightType b_type = WeightType::kFloat32;
 };
 
 // One block of keys of an online softmax (Milakov and Gimelshein, arXiv:1805.02867), in place:
@@ -45,6 +48,8 @@ struct BlockKernels {
   void (*softmax)(const SoftmaxBlock& block);
   // Gate = gate * sigmoid(gate) * up
   void (*silu_multiply)(float* gate, const float* up, int64_t count);
+  // The same with GELU in its tanh form (Hendrycks and Gimpel, arXiv:1606.08415).
+  void (*gelu_multiply)(float* gate, const float* up, int64_t count);
 };
 
 enum class KernelLevel { kBest, kBaseline, kAvx2, kAvx512 };
@@ -52,4 +57,4 @@ enum class KernelLevel { kBest, kBaseline, kAvx2, kAvx512 };
 // The kernels of a level, or of the best one below it that this machine has.
 const BlockKernels& block_kernels(KernelLevel level = KernelLevel::kBest);
 
-}  // namespace kvc::demo
+}  // namespace kvc::llm

@@ -8,11 +8,33 @@
 #include <cstring>
 #include <limits>
 
-#include "tools/demo/block_kernels.h"
+#include "tools/llm/block_kernels.h"
 
-namespace kvc::demo {
+namespace kvc::llm {
 
-#define KVC_DEMO_INLINE inline __attribute__((always_inline))
+#define KVC_LLM_INLINE inline __attribute__((always_inline))
+#define KVC_LLM_INLINE_LAMBDA __attribute__((always_inline))
+
+// VectorBytes / 4 values of bfloat16 as float32. GCC 12 knows no __builtin_convertvector of
+// dependent types.
+template <int VectorBytes>
+struct Widening;
+#define KVC_LLM_WIDENING(Bytes)                                           \
+  template <>                                                             \
+  struct Widening<Bytes> {                                                \
+    typedef uint16_t Halves __attribute__((vector_size(Bytes / 2)));      \
+    typedef uint32_t Words __attribute__((vector_size(Bytes)));           \
+    static KVC_LLM_INLINE void bfloat16(const uint16_t* from, void* to) { \
+      Halves halves;                                                      \
+      std::memcpy(&halves, from, sizeof halves);                          \
+      const Words words = __builtin_convertvector(halves, Words) << 16;   \
+      std::memcpy(to, &words, sizeof words);                              \
+    }                                                                     \
+  };
+KVC_LLM_WIDENING(16)
+KVC_LLM_WIDENING(32)
+KVC_LLM_WIDENING(64)
+#undef KVC_LLM_WIDENING
 
 template <int VectorBytes, int TileRows>
 struct BlockBody {
@@ -21,8 +43,15 @@ struct BlockBody {
   typedef float Vector __attribute__((vector_size(VectorBytes)));
   typedef int32_t Integers __attribute__((vector_size(VectorBytes)));
 
-  template <int Rows>
-  static KVC_DEMO_INLINE void tile(const Product& p, int64_t row, const float* b, float* c) {
+  static KVC_LLM_INLINE void load(Vector& out, const float* from) {
+    std::memcpy(&out, from, VectorBytes);
+  }
+  static KVC_LLM_INLINE void load(Vector& out, const uint16_t* from) {
+    Widening<VectorBytes>::bfloat16(from, &out);
+  }
+
+  template <int Rows, class Weight>
+  static KVC_LLM_INLINE void tile(const Product& p, int64_t row, const Weight* b, float* c) {
     Vector sum[Rows][2];
     for (int r = 0; r < Rows; ++r) {
       for (int v = 0; v < 2; ++v) {
@@ -33,8 +62,8 @@ struct BlockBody {
     const float* a = p.a + row * p.a_stride;
     for (int64_t k = 0; k < p.depth; ++k) {
       Vector b0, b1;
-      std::memcpy(&b0, b + k * p.row_stride, VectorBytes);
-      std::memcpy(&b1, b + k * p.row_stride + kLanes, VectorBytes);
+      load(b0, b + k * p.row_stride);
+      load(b1, b + k * p.row_stride + kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
         const float scalar = a[r * p.a_stride + k];
@@ -48,9 +77,18 @@ struct BlockBody {
     }
   }
 
-  static KVC_DEMO_INLINE void multiply(const Product& p) {
+  static KVC_LLM_INLINE void multiply(const Product& p) {
+    if (p.b_type == WeightType::kBfloat16) {
+      multiply_by(p, static_cast<const uint16_t*>(p.b));
+    } else {
+      multiply_by(p, static_cast<const float*>(p.b));
+    }
+  }
+
+  template <class Weight>
+  static KVC_LLM_INLINE void multiply_by(const Product& p, const Weight* weights) {
     for (int64_t col = 0; col < p.cols; col += kPanel) {
-      const float* b = p.b + col / kPanel * p.panel_stride;
+      const Weight* b = weights + col / kPanel * p.panel_stride;
       float* c = p.c + col;
       int64_t row = 0;
       for (; row + TileRows <= p.rows; row += TileRows)
@@ -62,7 +100,7 @@ struct BlockBody {
 
   // e^x to a few units in the last place; x outside [-87, 87] is clamped. 2^n times a polynomial on
   // [-ln2/2, ln2/2].
-  static KVC_DEMO_INLINE void exponential(Vector& x) {
+  static KVC_LLM_INLINE void exponential(Vector& x) {
     const Vector low = Vector{} - 87.0f;
     const Vector high = Vector{} + 87.0f;
     x = x < low ? low : x;
@@ -87,7 +125,7 @@ struct BlockBody {
     x = poly * power;
   }
 
-  static KVC_DEMO_INLINE void softmax(const SoftmaxBlock& s) {
+  static KVC_LLM_INLINE void softmax(const SoftmaxBlock& s) {
     int32_t lane_numbers[kLanes];
     for (int i = 0; i < kLanes; ++i) lane_numbers[i] = i;
     Integers lane;
@@ -140,19 +178,36 @@ struct BlockBody {
     }
   }
 
-  static KVC_DEMO_INLINE void silu_multiply(float* gate, const float* up, int64_t count) {
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      Vector g, u;
-      std::memcpy(&g, gate + i, VectorBytes);
-      std::memcpy(&u, up + i, VectorBytes);
-      Vector e = -g;
+  // gate * sigmoid(inner) * up; `inner` changes a vector of gates in place.
+  template <class Inner>
+  static KVC_LLM_INLINE void gated(float* gate, const float* up, int64_t count,
+                                   const Inner& inner) {
+    const auto part = [&](float* g_at, const float* u_at, size_t bytes) KVC_LLM_INLINE_LAMBDA {
+      Vector g{}, u{};
+      std::memcpy(&g, g_at, bytes);
+      std::memcpy(&u, u_at, bytes);
+      Vector e = g;
+      inner(e);
+      e = -e;
       exponential(e);
       g = g / (e + 1.0f) * u;
-      std::memcpy(gate + i, &g, VectorBytes);
-    }
-    for (; i < count; ++i) gate[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+      std::memcpy(g_at, &g, bytes);
+    };
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) part(gate + i, up + i, VectorBytes);
+    if (i < count) part(gate + i, up + i, static_cast<size_t>(count - i) * sizeof(float));
+  }
+
+  static KVC_LLM_INLINE void silu_multiply(float* gate, const float* up, int64_t count) {
+    gated(gate, up, count, [](Vector&) KVC_LLM_INLINE_LAMBDA {});
+  }
+
+  // (1 + tanh(y)) / 2 is sigmoid(2y), with y = sqrt(2 / pi) (x + 0.044715 x^3).
+  static KVC_LLM_INLINE void gelu_multiply(float* gate, const float* up, int64_t count) {
+    gated(gate, up, count, [](Vector& x) KVC_LLM_INLINE_LAMBDA {
+      x = x * (1.0f + 0.044715f * x * x) * 1.5957691216f;
+    });
   }
 };
 
-}  // namespace kvc::demo
+}  // namespace kvc::llm

@@ -1,0 +1,34 @@
+// Storage types of K and V as the command line writes them.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "kvcache.h"
+
+namespace kvc {
+
+struct KvDtype {
+  const char* name;
+  DLDataType type;
+  kvc_quant quant;
+};
+inline constexpr std::array<KvDtype, 8> kKvDtypes = {
+    {{"bf16", {kDLBfloat, 16, 1}, KVC_QUANT_NONE},
+     {"fp16", {kDLFloat, 16, 1}, KVC_QUANT_NONE},
+     {"fp32", {kDLFloat, 32, 1}, KVC_QUANT_NONE},
+     {"fp8", {kDLFloat8_e4m3fn, 8, 1}, KVC_QUANT_PER_TENSOR},
+     {"fp8_e5m2", {kDLFloat8_e5m2, 8, 1}, KVC_QUANT_PER_TENSOR},
+     {"int8", {kDLInt, 8, 1}, KVC_QUANT_PER_TOKEN_HEAD},
+     {"int4", {kDLInt, 4, 1}, KVC_QUANT_PER_TOKEN_HEAD},
+     {"nvfp4", {kDLFloat4_e2m1fn, 4, 1}, KVC_QUANT_BLOCK16}}};
+
+// Null: there is no such name.
+inline const KvDtype* find_kv_dtype(std::string_view name) {
+  for (const KvDtype& dtype : kKvDtypes) {
+    if (name == dtype.name) return &dtype;
+  }
+  return nullptr;
+}
+
+}  // namespace kvc

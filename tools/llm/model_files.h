@@ -1,0 +1,17 @@
+// Where the command finds its model, and what a state file calls it.
+#pragma once
+
+#include <string>
+
+#include "tools/gguf/file.h"
+
+namespace kvc::llm {
+
+// The model that `make demo` fetches: in $KVCACHE_MODEL_DIR, else in the user's cache folder.
+// Throws std::runtime_error, which says how to get it, where it is not there.
+std::string default_model();
+
+// Name, size, and a digest of names, types and first bytes of all tensors.
+std::string model_id(const gguf::File& file);
+
+}  // namespace kvc::llm
