@@ -12,6 +12,8 @@
 
 #include "bench/benches.h"
 #include "bench/gpu_bench.h"
+#include "tools/chat/chat_template.h"
+#include "tools/kv_dtypes.h"
 
 namespace kvc::bench {
 
@@ -132,11 +134,14 @@ void add_count(CLI::App& command, const char* name, int& value, const char* desc
   add_number(command, name, value, 1, 1 << 20, description);
 }
 
-// The exit code of `work`; a failure is told on stderr.
+// The exit code of `work`; the reason of a failure goes to stderr.
 int guarded(const std::string& name, const std::function<void()>& work) {
   try {
     work();
     return 0;
+  } catch (const Refusal& refusal) {
+    std::fprintf(stderr, "kvcache bench %s: %s\n", name.c_str(), refusal.what());
+    return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "kvcache bench %s: %s\n", name.c_str(), error.what());
     return 1;
@@ -415,6 +420,52 @@ void register_host(CLI::App& bench, const std::shared_ptr<GpuOptions>& gpu, int&
   add_threads(*info.app, info.options->common);
 }
 
+constexpr const char* kAccuracyHelp =
+    "\nWindow k begins at token k * stride of the text and has --window tokens, or ends with the\n"
+    "text. It judges the tokens that no earlier window has. So every token but the first is "
+    "judged\n"
+    "once, behind at least window - stride tokens where the text has so many before it. Where the\n"
+    "model's texts begin with a token of their own, each window has it in front.\n"
+    "Perplexity is exp of the mean of -log(probability) over the tokens that are judged.\n"
+    "Each question is asked behind the handbook, and the answer is the likeliest tokens, at most\n"
+    "48. It is right when it contains the expected word.\n"
+    "Exit status: 0; 1: something failed; 2: a file or an option cannot be used.";
+
+// A model's answers. Nothing is compared with a limit or repeated.
+void register_accuracy(CLI::App& bench, const std::shared_ptr<GpuOptions>& gpu, int& exit_code) {
+  const auto options = std::make_shared<AccuracyOptions>();
+  CLI::App* command = bench.add_subcommand(
+      "accuracy",
+      "A model's perplexity over a text and its right answers, by the storage type of K and V");
+  command->callback([options, gpu, command, &bench, &exit_code] {
+    exit_code = guarded("accuracy", [&] {
+      if (is_gpu(*gpu)) throw std::runtime_error("--device: models run on the CPU");
+      require_options(bench, *command, *gpu);
+      print_accuracy(run_accuracy(*options), options->common.json);
+    });
+  });
+  command->footer(kAccuracyHelp);
+  command->add_flag("--json", options->common.json,
+                    "Print one JSON object, with the answers that were wrong");
+  command->add_option("FILE", options->text, "A text in UTF-8; default: the handbook");
+  command
+      ->add_option("--model", options->model,
+                   "A GGUF file of llama, qwen2, qwen3 or gemma3; default: the one that "
+                   "`make demo` fetches")
+      ->type_name("FILE");
+  std::vector<std::string> dtypes;
+  for (const KvDtype& dtype : kKvDtypes) dtypes.emplace_back(dtype.name);
+  add_choice(*command, "--kv-dtype", options->kv_dtype, dtypes, "Storage of K and V");
+  add_choice(*command, "--weights", options->weights, {"bf16", "fp32"}, "Weights in memory");
+  command->add_option("--template", options->chat_template, "Chat format; default: the model's")
+      ->check(CLI::IsMember(chat::template_names()));
+  add_number(*command, "--window", options->window, 2, int64_t{1} << 24, "Tokens of a window");
+  add_number(*command, "--stride", options->stride, 0, int64_t{1} << 24,
+             "Tokens from a window to the next; 0: half of the window");
+  command->add_flag("--no-questions", options->no_questions, "The perplexity alone");
+  add_threads(*command, options->common);
+}
+
 }  // namespace
 }  // namespace kvc::bench
 
@@ -443,4 +494,5 @@ void register_bench(CLI::App& app, int& exit_code) {
   register_attention(bench, gpu, exit_code);
   register_memory(bench, gpu, exit_code);
   register_host(bench, gpu, exit_code);
+  register_accuracy(bench, gpu, exit_code);
 }

@@ -175,6 +175,17 @@ struct InfoOptions {
   CommonOptions common;
 };
 
+struct AccuracyOptions {
+  CommonOptions common;  // Without its budget.
+  std::string text;      // A file; empty: the handbook.
+  std::string model;     // A GGUF file; empty: the one that `make demo` fetches.
+  std::string kv_dtype = "fp32", weights = "bf16";
+  std::string chat_template;  // Empty: the one of the file.
+  int64_t window = 1024;
+  int64_t stride = 0;  // 0: half of the window.
+  bool no_questions = false;
+};
+
 Report run_decode(const DecodeOptions& options);
 Report run_prefill(const PrefillOptions& options);
 Report run_mla(const MlaOptions& options);
@@ -194,6 +205,11 @@ Report run_clear(const ClearOptions& options);
 Report run_kernels(const KernelsOptions& options);
 Report run_schedule(const ScheduleOptions& options);
 Report run_info(const InfoOptions& options);
+
+// Throws Refusal: a text or an option cannot be used.
+Report run_accuracy(const AccuracyOptions& options);
+// As JSON, or as a table without the wrong answers.
+void print_accuracy(Report report, bool json);
 
 // The main figures of all benches, each measured for a second or two.
 Report run_overview(const CommonOptions& options);

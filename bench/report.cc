@@ -55,7 +55,7 @@ void add_pairs(Report& report, const PairedResult& result, double scale, const s
 
 void print_report(const Report& report, bool json) {
   if (json) {
-    std::printf("%s\n", report.dump(2).c_str());
+    std::printf("%s\n", report.dump(2, ' ', false, Report::error_handler_t::replace).c_str());
     return;
   }
   for (const auto& [name, value] : report.items()) {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <string_view>
 
 #include "kvcache.h"
+#include "tools/refusal.h"
 
 namespace kvc {
 
@@ -29,6 +31,15 @@ inline const KvDtype* find_kv_dtype(std::string_view name) {
     if (name == dtype.name) return &dtype;
   }
   return nullptr;
+}
+
+// The type that --kv-dtype names, where a model runs on the CPU. Throws Refusal: attention there
+// does not read it.
+inline const KvDtype& cpu_kv_dtype(const std::string& name) {
+  const KvDtype* dtype = find_kv_dtype(name);
+  if (dtype == nullptr || dtype->quant != KVC_QUANT_NONE)
+    throw Refusal("--kv-dtype " + name + ": attention on the CPU reads bf16, fp16 and fp32");
+  return *dtype;
 }
 
 }  // namespace kvc

@@ -7,6 +7,8 @@ import struct
 MARKS = {"chatml": ["<|im_start|>", "<|im_end|>"], "gemma": ["<start_of_turn>", "<end_of_turn>"]}
 UINT32, FLOAT32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
 F32 = 0
+WIDTH, FFN, Q_HEADS, KV_HEADS, DIM = 64, 96, 4, 2, 16
+VOCABULARY = 262  # 256 bytes, three control tokens, three merges.
 
 
 def _text(text):
@@ -37,8 +39,7 @@ def _byte_texts():
 
 def write(path, architecture="llama", seed=1, layers=2, context=1024, window=8):
     """A model of width 64 with 4 query heads on 2 KV heads of 16. Tokens that end an answer are never the likeliest."""
-    dice = random.Random(seed)
-    width, ffn, q_heads, kv_heads, dim = 64, 96, 4, 2, 16
+    width, ffn, q_heads, kv_heads, dim = WIDTH, FFN, Q_HEADS, KV_HEADS, DIM
     marks = MARKS["gemma" if architecture == "gemma3" else "chatml"]
     tokens = _byte_texts() + ["<|endoftext|>", *marks]
     values = {
@@ -57,16 +58,31 @@ def write(path, architecture="llama", seed=1, layers=2, context=1024, window=8):
         values["attention.sliding_window"] = window
     scoped = {key if key.split(".")[0] in ("general", "tokenizer") else f"{architecture}.{key}": value
               for key, value in values.items()}
-    tensors = []
+    weights = tensors(architecture, seed, layers, len(tokens))
+    head, data = [], b""
+    for name, shape, numbers in weights:
+        head.append(_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, F32, len(data)))
+        data += numbers.tobytes() + bytes(-len(numbers) * 4 % 32)
+    front = b"GGUF" + struct.pack("<IQQ", 3, len(weights), len(scoped))
+    front += b"".join(_text(key) + _value(value) for key, value in scoped.items()) + b"".join(head)
+    path.write_bytes(front + bytes(-len(front) % 32) + data)
+    return path
+
+
+def tensors(architecture="llama", seed=1, layers=2, vocabulary=VOCABULARY):
+    """What write() puts into a file: (name, shape with the fastest dimension first, array of float32) of each tensor."""
+    dice = random.Random(seed)
+    width, ffn, q_heads, kv_heads, dim = WIDTH, FFN, Q_HEADS, KV_HEADS, DIM
+    result = []
 
     def add(name, *shape, gain=1.0, mean=0.0):
         count = 1
         for extent in shape:
             count *= extent
         spread = gain / shape[0] ** 0.5 if len(shape) > 1 else gain
-        tensors.append((name, shape, array.array("f", [mean + spread * dice.gauss(0, 1) for _ in range(count)])))
+        result.append((name, shape, array.array("f", [mean + spread * dice.gauss(0, 1) for _ in range(count)])))
 
-    add("token_embd.weight", width, len(tokens), gain=8.0)
+    add("token_embd.weight", width, vocabulary, gain=8.0)
     for i in range(layers):
         add(f"blk.{i}.attn_norm.weight", width, gain=0.1, mean=1.0)
         for part, rows in (("q", q_heads * dim), ("k", kv_heads * dim), ("v", kv_heads * dim)):
@@ -85,14 +101,7 @@ def write(path, architecture="llama", seed=1, layers=2, context=1024, window=8):
         add(f"blk.{i}.ffn_up.weight", width, ffn)
         add(f"blk.{i}.ffn_down.weight", ffn, width)
     add("output_norm.weight", width, gain=0.1, mean=1.0)
-    add("output.weight", width, len(tokens), gain=4.0)
+    add("output.weight", width, vocabulary, gain=4.0)
     for never in range(256, 259):
-        tensors[-1][2][never * width:(never + 1) * width] = array.array("f", [0.0] * width)
-    head, data = [], b""
-    for name, shape, numbers in tensors:
-        head.append(_text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, F32, len(data)))
-        data += numbers.tobytes() + bytes(-len(numbers) * 4 % 32)
-    front = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(scoped))
-    front += b"".join(_text(key) + _value(value) for key, value in scoped.items()) + b"".join(head)
-    path.write_bytes(front + bytes(-len(front) % 32) + data)
-    return path
+        result[-1][2][never * width:(never + 1) * width] = array.array("f", [0.0] * width)
+    return result

@@ -120,10 +120,7 @@ void show_progress(double done) {
 }
 
 void run_chat(const ChatOptions& options) {
-  const KvDtype& dtype = *find_kv_dtype(options.kv_dtype);
-  if (dtype.quant != KVC_QUANT_NONE)
-    throw Refusal("--kv-dtype " + options.kv_dtype +
-                  ": attention on the CPU reads bf16, fp16 and fp32");
+  const KvDtype& dtype = cpu_kv_dtype(options.kv_dtype);
   const gguf::File file(options.model.empty() ? llm::default_model() : options.model);
   const llm::Shape shape = llm::read_shape(file);
   const tokeniser::Tokeniser tokeniser(file);

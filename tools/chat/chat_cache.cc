@@ -135,11 +135,15 @@ void ChatCache::begin(kvc_seq seq, std::span<const int32_t> tokens) {
 
 void ChatCache::forward(kvc_seq seq, std::span<const int32_t> tokens, llm::Network& network,
                         float* logits) {
+  const int64_t last = static_cast<int64_t>(tokens.size()) - 1;
+  forward(seq, tokens, network, std::span<const int64_t>(&last, logits == nullptr ? 0 : 1), logits);
+}
+
+void ChatCache::forward(kvc_seq seq, std::span<const int32_t> tokens, llm::Network& network,
+                        std::span<const int64_t> wanted, float* logits) {
   begin(seq, tokens);
   try {
-    const int64_t last = static_cast<int64_t>(tokens.size()) - 1;
-    network.forward(*this, tokens, std::span<const int64_t>(&last, logits == nullptr ? 0 : 1),
-                    logits);
+    network.forward(*this, tokens, wanted, logits);
   } catch (...) {
     (void)kvc_forward_abort(forward_, nullptr);
     throw;

@@ -47,6 +47,9 @@ class ChatCache final : public llm::Attention {
   // Appends `tokens` to a sequence and computes the logits of the last one, [vocabulary]; null:
   // nobody needs them. A forward that fails changes nothing.
   void forward(kvc_seq seq, std::span<const int32_t> tokens, llm::Network& network, float* logits);
+  // The same with the logits of the rows that `wanted` lists, [wanted.size()][vocabulary].
+  void forward(kvc_seq seq, std::span<const int32_t> tokens, llm::Network& network,
+               std::span<const int64_t> wanted, float* logits);
 
   kvc_stats stats() const;
   const kvc_plan_info& plan() const { return info_; }

@@ -12,6 +12,7 @@
 #include "tools/chat/sampler.h"
 #include "tools/chat/terminal_io.h"
 #include "tools/llm/network.h"
+#include "tools/refusal.h"
 #include "tools/tokeniser/tokeniser.h"
 
 namespace kvc::chat {
@@ -22,11 +23,6 @@ struct SessionOptions {
   bool may_cut = false;  // The oldest turns go when the context is full.
   SamplerOptions sampler;
   std::string model_id;  // Written into state files, and asked of them.
-};
-
-// A request that cannot be met. what() is for the user, and the conversation is as before.
-struct Refusal : std::runtime_error {
-  using std::runtime_error::runtime_error;
 };
 
 class Session {
@@ -41,7 +37,8 @@ class Session {
   void load(const std::string& path);
 
   // Computes an answer and writes it as it grows. Ctrl-C ends it: the sequence then holds what was
-  // written, or nothing of the turn where nothing was yet. Throws Refusal, CacheError.
+  // written, or nothing of the turn where nothing was yet. Throws Refusal, CacheError; the
+  // conversation is then as before.
   void turn(std::string_view text);
 
   void undo();                         // Takes the last turn back.
