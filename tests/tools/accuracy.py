@@ -120,7 +120,7 @@ class Accuracy(unittest.TestCase):
                          ("accuracy", "tiny.gguf", "fp32", "bf16", "handbook"))
         self.assertEqual((report["questions"], report["right"] + len(report["wrong"])), (50, 50))
         self.assertEqual(set(report["wrong"][0]), {"question", "expected", "answer"})
-        self.assertEqual(report["bytes_per_token"], 512)
+        self.assertEqual(report["bytes_per_token"], 1024)
         self.assertGreater(report["perplexity"], 1)
         self.assertEqual({**self.report("--threads", 1), "seconds": 0, "threads": 0},
                          {**self.report("--threads", 2), "seconds": 0, "threads": 0})
@@ -149,7 +149,7 @@ class Accuracy(unittest.TestCase):
         exact = self.report(self.text, "--no-questions")["perplexity"]
         for dtype in ("fp16", "bf16"):
             report = self.report(self.text, "--no-questions", "--kv-dtype", dtype)
-            self.assertEqual((report["kv_dtype"], report["bytes_per_token"]), (dtype, 256))
+            self.assertEqual((report["kv_dtype"], report["bytes_per_token"]), (dtype, 512))
             self.assertNotEqual(report["perplexity"], exact)
             self.assertLess(abs(report["perplexity"] / exact - 1), 0.1)
 

@@ -1,11 +1,14 @@
 """`kvcache demo` as a visitor calls it: what is shown, and what only --verbose shows. Argument: the command."""
 
+import json
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
 import xml.dom.minidom
+
+import tiny_gguf
 
 command = sys.argv[1]
 
@@ -28,6 +31,34 @@ with tempfile.TemporaryDirectory() as folder:
     colours = set(re.findall(r'fill="(#[0-9a-f]{6})"', pages[-1].toxml()))
     assert len(colours) == 18, f"16 conversations, the prompt and free pages have {len(colours)} colours: {colours}"
 assert "Some answers (row 3; noise" in demo("--verbose")
+
+# A model of a file: turns of a chat that follow each other, with each kind of cache and after a restart.
+with tempfile.TemporaryDirectory() as folder:
+    model = tiny_gguf.write(pathlib.Path(folder) / "model.gguf")
+    report = pathlib.Path(folder) / "report.json"
+
+    def asked(*arguments, status=0):
+        result = subprocess.run([command, "demo", *map(str, arguments)], capture_output=True, text=True, errors="strict", timeout=300)
+        assert result.returncode == status, f"{arguments}: {result.returncode}: {result.stderr}"
+        return result.stdout if status == 0 else result.stderr
+
+    (pathlib.Path(folder) / "system").write_text("The harbour is deep. " * 20)
+    own = ("--model", model, "--system", pathlib.Path(folder) / "system", "--conversations", 5, "--max-new", 12)
+    text = asked(*own, "--verify", "--json", report)
+    assert "tiny llama: 2 layers" in text and "random" not in text and text.count("visitor ") == 7 == text.count("clerk "), text
+    assert "Exact: all three rows agree" in text and re.search(r"Right: \d+ of 12 answers", text), text
+    run = json.loads(report.read_text())
+    turns = [turn for conversation in run["conversations"] for turn in conversation["turns"]]
+    assert [len(conversation["turns"]) for conversation in run["conversations"]] == [2, 3, 2, 3, 2] and run["questions"] == 12
+    assert all(turn["answer_hex"] for turn in turns) and run["restart"]["same_tokens"] == 24, run["restart"]
+    assert run["rows"][2]["prompt_tokens_computed"] == sum(turn["prompt_tokens"] for turn in turns) - 4 * run["system_prompt_tokens"]
+    # A pool that is too small makes conversations wait, and changes no answer.
+    small = json.loads((asked(*own, "--memory", 2, "--verify", "--json", report), report.read_text())[1])
+    assert [c["turns"] for c in small["conversations"]] == [c["turns"] for c in run["conversations"]]
+    assert "tiny qwen3" in asked("--model", tiny_gguf.write(pathlib.Path(folder) / "qwen3.gguf", "qwen3"), *own[2:], "--dtype", "bf16", "--verify")
+    gemma = tiny_gguf.write(pathlib.Path(folder) / "gemma3.gguf", "gemma3", layers=7)
+    assert "`kvcache chat` does" in asked("--model", gemma, status=1)
+    assert "No such file" in asked("--model", pathlib.Path(folder) / "missing.gguf", status=1)
 
 # The picture of docs/demo.md is one that the command drew.
 shown = xml.dom.minidom.parse(str(pathlib.Path(__file__).resolve().parents[2] / "docs/demo.svg"))

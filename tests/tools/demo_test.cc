@@ -25,9 +25,14 @@ class ToolDemo : public testing::Test {
     workload_.system.assign(system.begin(), system.end());
     for (int i = 0; i < 6; ++i) {
       Conversation c;
-      c.turn = std::string(static_cast<size_t>(3 + 11 * i % 31), static_cast<char>('a' + i));
-      c.prompt = workload_.system;
-      c.prompt.insert(c.prompt.end(), c.turn.begin(), c.turn.end());
+      Turn turn;
+      turn.text = std::string(static_cast<size_t>(3 + 11 * i % 31), static_cast<char>('a' + i));
+      turn.tokens = workload_.system;
+      turn.tokens.insert(turn.tokens.end(), turn.text.begin(), turn.text.end());
+      c.turns.push_back(turn);
+      for (int later = 0; later < i % 3; ++later)
+        c.turns.push_back(
+            {"more", "", {'\n', 'm', 'o', 'r', 'e', static_cast<Token>('0' + later)}});
       c.max_new = 4 + 3 * i;
       c.arrival_step = i / 2;
       workload_.conversations.push_back(c);
@@ -62,7 +67,8 @@ class ToolDemo : public testing::Test {
   ModelShape shape_{2, 64, 4, 2, 32, 128, 10000.0};
   llm::WorkerPool pool_{3};
   Workload workload_;
-  Model model_{shape_, kSeed, std::vector<Token>{'a', 'b', 'c', ' '}, pool_, llm::block_kernels()};
+  RandomModel model_{shape_, kSeed, std::vector<Token>{'a', 'b', 'c', ' '}, pool_,
+                     llm::block_kernels()};
 };
 
 TEST_F(ToolDemo, AllStoresGiveTheSameTokensForAnyPageSize) {
@@ -177,10 +183,10 @@ TEST(ToolDemoSampler, DrawsAsOftenAsTheSoftmaxSays) {
   logits['b'] = 1.0f;
   constexpr int kDraws = 20000;
   int b = 0;
-  for (int i = 0; i < kDraws; ++i) b += sample(logits.data(), 0.5, kSeed, 3, i) == 'b';
+  for (int i = 0; i < kDraws; ++i) b += sample(logits, 0.5, kSeed, 3, i) == 'b';
   const double expected = std::exp(2.0) / (1.0 + std::exp(2.0));
   EXPECT_NEAR(static_cast<double>(b) / kDraws, expected, 0.01) << "seed " << kSeed;
-  EXPECT_EQ(sample(logits.data(), 0.0, kSeed, 0, 0), 'b');
+  EXPECT_EQ(sample(logits, 0.0, kSeed, 0, 0), 'b');
 }
 
 TEST(ToolDemoMap, SixteenConversationsHaveSixteenColours) {

@@ -7,7 +7,7 @@ import struct
 MARKS = {"chatml": ["<|im_start|>", "<|im_end|>"], "gemma": ["<start_of_turn>", "<end_of_turn>"]}
 UINT32, FLOAT32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
 F32 = 0
-WIDTH, FFN, Q_HEADS, KV_HEADS, DIM = 64, 96, 4, 2, 16
+WIDTH, FFN, Q_HEADS, KV_HEADS, DIM = 64, 96, 4, 2, 32
 VOCABULARY = 262  # 256 bytes, three control tokens, three merges.
 
 
@@ -38,7 +38,7 @@ def _byte_texts():
 
 
 def write(path, architecture="llama", seed=1, layers=2, context=1024, window=8):
-    """A model of width 64 with 4 query heads on 2 KV heads of 16. Tokens that end an answer are never the likeliest."""
+    """A model of width 64 with 4 query heads on 2 KV heads of 32. Tokens that end an answer are never the likeliest."""
     width, ffn, q_heads, kv_heads, dim = WIDTH, FFN, Q_HEADS, KV_HEADS, DIM
     marks = MARKS["gemma" if architecture == "gemma3" else "chatml"]
     tokens = _byte_texts() + ["<|endoftext|>", *marks]

@@ -132,7 +132,7 @@ void Session::turn(std::string_view text) {
 void Session::answer() {
   const auto start = std::chrono::steady_clock::now();
   const auto reserve = static_cast<int64_t>(template_.after_answer().size()) + 1;
-  TextWriter writer;
+  TextFilter filter;
   std::vector<int32_t> rest;  // Written, and not yet in the cache.
   const char* why = nullptr;
   new_tokens_ = 0;
@@ -149,9 +149,9 @@ void Session::answer() {
     if (template_.is_end(id)) break;
     ++new_tokens_;
     rest.push_back(id);
-    writer.write(tokeniser_.bytes(id));
+    put(filter.add(tokeniser_.bytes(id)));
   }
-  writer.finish();
+  put(filter.finish());
   const std::vector<int32_t> after = template_.after_answer();
   rest.insert(rest.end(), after.begin(), after.end());
   if (!rest.empty()) append(rest, nullptr);

@@ -64,7 +64,7 @@ std::optional<std::string> LineReader::next(bool* was_interrupted) {
   }
 }
 
-void TextWriter::write(std::string_view bytes) {
+std::string TextFilter::add(std::string_view bytes) {
   constexpr size_t kLongestCharacter = 4;
   rest_ += bytes;
   std::string out;
@@ -87,12 +87,11 @@ void TextWriter::write(std::string_view bytes) {
     at += count;
   }
   rest_.erase(0, at);
-  put(out);
+  return out;
 }
 
-void TextWriter::finish() {
-  if (!rest_.empty()) put("\xef\xbf\xbd");
-  rest_.clear();
+std::string TextFilter::finish() {
+  return std::exchange(rest_, {}).empty() ? std::string() : "\xef\xbf\xbd";
 }
 
 void put(std::string_view text) {

@@ -31,13 +31,14 @@ class LineReader {
   bool ended_ = false;
 };
 
-// Writes text that comes in any parts, by whole characters. Of control characters it writes only
-// line ends and tabs. Bytes that are no UTF-8 become U+FFFD.
-class TextWriter {
+// Text that comes in any parts, as a terminal may show it: whole characters, and of control
+// characters only line ends and tabs. Bytes that are no UTF-8 become U+FFFD.
+class TextFilter {
  public:
-  void write(std::string_view bytes);
+  // What can be shown with these bytes.
+  std::string add(std::string_view bytes);
   // What is left of a character that was never finished.
-  void finish();
+  std::string finish();
 
  private:
   std::string rest_;

@@ -24,12 +24,15 @@ ContiguousStore::ContiguousStore(const AttentionShape& shape, int64_t max_length
       pool_(pool),
       kernels_(kernels) {
   const int64_t half = shape_.head_dim / 2;
+  const kvc_rope& rope = shape_.rope;
   cosines_.resize(static_cast<size_t>(max_length_ * half));
   sines_.resize(cosines_.size());
   for (int64_t position = 0; position < max_length_; ++position) {
     for (int64_t i = 0; i < half; ++i) {
       const double exponent = -2.0 * static_cast<double>(i) / shape_.head_dim;
-      const double angle = static_cast<double>(position) * std::pow(shape_.rope_theta, exponent);
+      double angle = static_cast<double>(position) * std::pow(rope.theta, exponent);
+      if (rope.scale != 0) angle *= rope.scale;
+      if (rope.num_freq_factors > 0) angle /= rope.freq_factors[i];
       cosines_[static_cast<size_t>(position * half + i)] = static_cast<float>(std::cos(angle));
       sines_[static_cast<size_t>(position * half + i)] = static_cast<float>(std::sin(angle));
     }
@@ -77,14 +80,15 @@ bool ContiguousStore::begin(std::span<const BatchItem> batch) {
   return true;
 }
 
-void ContiguousStore::attention(int layer, const float* qkv, float* out) {
+void ContiguousStore::attention(int layer, const float* qkv, int64_t stride, float* out) {
   const auto tiles = static_cast<int64_t>(tiles_.size());
-  pool_.for_each(tiles,
-                 [&](int64_t t, int32_t) { append(layer, qkv, tiles_[static_cast<size_t>(t)]); });
+  pool_.for_each(tiles, [&](int64_t t, int32_t) {
+    append(layer, qkv, stride, tiles_[static_cast<size_t>(t)]);
+  });
   pool_.for_each(tiles, [&](int64_t t, int32_t worker) {
     // The last tiles see the most keys: first come, so that no thread is left with a long one at
     // the end.
-    attend(layer, qkv, out, tiles_[static_cast<size_t>(tiles - 1 - t)],
+    attend(layer, qkv, stride, out, tiles_[static_cast<size_t>(tiles - 1 - t)],
            scratch_[static_cast<size_t>(worker)]);
   });
 }
@@ -112,26 +116,28 @@ float* ContiguousStore::values(const Slot& slot, int layer, int kv_head) const {
   return keys(slot, layer, kv_head) + slot_floats_ / 2;
 }
 
-// Rotary embedding on the pairs (i, i + dim/2).
+// Rotary embedding on the pairs (i, i + dim/2), or of neighbours.
 void ContiguousStore::rotate(const float* in, int64_t position, float scale, float* out) const {
   const int64_t half = shape_.head_dim / 2;
   const float* cosine = cosines_.data() + position * half;
   const float* sine = sines_.data() + position * half;
+  const bool interleaved = shape_.rope.style == KVC_ROPE_INTERLEAVED;
+  const int64_t step = interleaved ? 2 : 1, distance = interleaved ? 1 : half;
   for (int64_t i = 0; i < half; ++i) {
-    const float low = in[i];
-    const float high = in[i + half];
-    out[i] = (low * cosine[i] - high * sine[i]) * scale;
-    out[i + half] = (high * cosine[i] + low * sine[i]) * scale;
+    const float low = in[i * step];
+    const float high = in[i * step + distance];
+    out[i * step] = (low * cosine[i] - high * sine[i]) * scale;
+    out[i * step + distance] = (high * cosine[i] + low * sine[i]) * scale;
   }
 }
 
-void ContiguousStore::append(int layer, const float* qkv, const Tile& tile) {
+void ContiguousStore::append(int layer, const float* qkv, int64_t stride, const Tile& tile) {
   const int64_t dim = shape_.head_dim;
   float* k_out = keys(*tile.slot, layer, tile.kv_head);
   float* v_out = values(*tile.slot, layer, tile.kv_head);
   float rotated[kLargestHeadDim];
   for (int64_t t = 0; t < tile.tokens; ++t) {
-    const float* row = qkv + (tile.batch_row + t) * shape_.qkv_width();
+    const float* row = qkv + (tile.batch_row + t) * stride;
     const float* k = row + (shape_.q_heads + tile.kv_head) * dim;
     const float* v = k + shape_.kv_heads * dim;
     const int64_t position = tile.position + t;
@@ -141,14 +147,14 @@ void ContiguousStore::append(int layer, const float* qkv, const Tile& tile) {
   }
 }
 
-void ContiguousStore::attend(int layer, const float* qkv, float* out, const Tile& tile,
-                             Scratch& s) {
+void ContiguousStore::attend(int layer, const float* qkv, int64_t stride, float* out,
+                             const Tile& tile, Scratch& s) {
   const int64_t dim = shape_.head_dim;
   const int64_t group = shape_.q_heads / shape_.kv_heads;
   const int64_t rows = tile.tokens * group;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   for (int64_t t = 0; t < tile.tokens; ++t) {
-    const float* q = qkv + (tile.batch_row + t) * shape_.qkv_width() + tile.kv_head * group * dim;
+    const float* q = qkv + (tile.batch_row + t) * stride + tile.kv_head * group * dim;
     for (int64_t g = 0; g < group; ++g) {
       rotate(q + g * dim, tile.position + t, scale, s.queries.data() + (t * group + g) * dim);
     }

@@ -21,7 +21,7 @@ class ContiguousStore final : public KvStore {
   bool can_fork() const override { return false; }
   void remove(int sequence) override;
   bool begin(std::span<const BatchItem> batch) override;
-  void attention(int layer, const float* qkv, float* out) override;
+  void attention(int layer, const float* qkv, int64_t stride, float* out) override;
   void end() override;
   MemoryUse memory() const override;
 
@@ -51,8 +51,9 @@ class ContiguousStore final : public KvStore {
   float* keys(const Slot& slot, int layer, int kv_head) const;
   float* values(const Slot& slot, int layer, int kv_head) const;
   void rotate(const float* in, int64_t position, float scale, float* out) const;
-  void append(int layer, const float* qkv, const Tile& tile);
-  void attend(int layer, const float* qkv, float* out, const Tile& tile, Scratch& scratch);
+  void append(int layer, const float* qkv, int64_t stride, const Tile& tile);
+  void attend(int layer, const float* qkv, int64_t stride, float* out, const Tile& tile,
+              Scratch& scratch);
 
   AttentionShape shape_;
   int64_t max_length_;

@@ -12,6 +12,7 @@
 #include "tools/demo/report.h"
 #include "tools/demo/terminal.h"
 #include "tools/isa_names.h"
+#include "tools/llm/model_files.h"
 
 namespace {
 
@@ -36,8 +37,23 @@ CLI::Validator between(Number low, Number high) {
 
 struct CommandLine {
   DemoOptions options;
-  std::string dtype = "fp32", isa = "auto";
+  std::string dtype = "fp32", isa = "auto", weights = "fp32";
+  bool random = false;
+  const CLI::Option* temperature = nullptr;
 };
+
+// The model that the command line asks for.
+void choose_model(CommandLine& line) {
+  DemoOptions& options = line.options;
+  if (options.quick || line.random) {
+    options.model_path.clear();
+  } else if (options.model_path.empty()) {
+    options.model_path = kvc::llm::find_default_model();
+  }
+  if (!options.model_path.empty() && line.temperature->count() == 0) options.temperature = 0;
+  options.weights =
+      line.weights == "bf16" ? kvc::llm::WeightType::kBfloat16 : kvc::llm::WeightType::kFloat32;
+}
 
 // Opened before the run, so that a path that cannot be written is known at once.
 std::ofstream open_output(const std::string& path, const char* option) {
@@ -95,10 +111,11 @@ void register_demo(CLI::App& app, int& exit_code) {
       "demo", "Serve conversations three ways: contiguous, paged, paged and shared");
   demo->option_defaults()->always_capture_default();
   demo->footer(
-      "\nThe conversations share a system prompt and go through a small transformer with random "
-      "weights, by "
-      "continuous\n"
-      "batching. Row 1 keeps a contiguous cache per sequence, row 2 pages, row 3 computes the "
+      "\nThe conversations share a system prompt and go through a language model, or one with "
+      "random "
+      "weights, by\n"
+      "continuous batching. Row 1 keeps a contiguous cache per sequence, row 2 pages, row 3 "
+      "computes the "
       "system prompt "
       "once and forks.\n"
       "Exit status: 0; 1: --verify found a difference, or something failed; 2: a file or an option "
@@ -121,16 +138,29 @@ void register_demo(CLI::App& app, int& exit_code) {
         ->group(group);
   };
 
+  file("--model", options.model_path,
+       "A GGUF file of llama, qwen2 or qwen3; default: the one that `make demo` fetches", "Work");
+  demo->add_flag("--random", line->random, "Random weights, though there is a model")
+      ->group("Work");
+  choice("--weights", line->weights, {"bf16", "fp32"}, "Weights in memory: bf16 or fp32",
+         "Machine");
   file("--system", options.workload.system_path,
        "Text of the system prompt, instead of the one that ships", "Work");
   file("--users", options.workload.users_path,
-       "User turns: one per line, or several lines each, blank lines between", "Work");
+       "User turns: one per line, or several lines each, blank lines between; `| word` at the end "
+       "is "
+       "what a right answer contains",
+       "Work");
   number("--conversations", options.workload.conversations, 1, 512,
          "Conversations; turns repeat when they run out", "Work");
   number("--max-new", options.workload.max_new, 1, 4096,
          "Tokens of the longest answer; others get at least 5/8 of it", "Work");
-  number("--temperature", options.temperature, 0.0, 10.0,
-         "Of the sampling; 0 takes the likeliest byte", "Work");
+  line->temperature =
+      demo->add_option("--temperature", options.temperature,
+                       "Of the sampling; 0 takes the likeliest token; default with a model: 0")
+          ->check(between(0.0, 10.0))
+          ->type_name("N")
+          ->group("Work");
   demo->add_option("--seed", options.workload.seed, "Of weights, arrivals and answers")
       ->type_name("N")
       ->group("Work");
@@ -155,9 +185,7 @@ void register_demo(CLI::App& app, int& exit_code) {
   demo->add_flag("--verify", options.verify,
                  "Fail unless all rows agree token for token (fp16, bf16: rows 2 and 3)")
       ->group("Output");
-  demo->add_flag("--verbose", options.verbose,
-                 "Print some answers, which are noise: the weights are random")
-      ->group("Output");
+  demo->add_flag("--verbose", options.verbose, "Print some answers of row 3")->group("Output");
   file("--json", options.json_path, "Write all figures", "Output");
   // The new process of the last act.
   demo->add_option("--from-state", options.state_path)->group("");
@@ -168,6 +196,7 @@ void register_demo(CLI::App& app, int& exit_code) {
   demo->callback([line, &exit_code] {
     line->options.dtype = static_cast<StorageType>(place_of(kStorageTypes, line->dtype));
     line->options.isa = place_of(kIsas, line->isa);
+    choose_model(*line);
     exit_code = run_command(line->options);
   });
 }

@@ -1,14 +1,20 @@
 #include "tools/demo/demo_run.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <thread>
 #include <utility>
 
+#include "tools/chat/terminal_io.h"
 #include "tools/demo/contiguous_store.h"
+#include "tools/demo/questions.h"
 #include "tools/demo/restart.h"
 #include "tools/demo/terminal.h"
 #include "tools/isa_names.h"
+#include "tools/tokeniser/tokeniser.h"
 
 namespace kvc::demo {
 namespace {
@@ -35,8 +41,7 @@ int64_t paged_fit(const DemoRun& run, const DemoRow& row) {
   const int64_t common = row.shared ? ceil_div(system, page) : 0;
   int64_t own = 0;
   for (const Conversation& c : run.workload.conversations) {
-    own += ceil_div(static_cast<int64_t>(c.prompt.size()) + c.max_new - 1, page) -
-           (row.shared ? system / page : 0);
+    own += ceil_div(c.longest(), page) - (row.shared ? system / page : 0);
   }
   const int64_t pages = static_cast<int64_t>(run.contiguous_bytes) / row.page_bytes - common;
   return pages * static_cast<int64_t>(run.workload.conversations.size()) / own;
@@ -45,7 +50,7 @@ int64_t paged_fit(const DemoRun& run, const DemoRow& row) {
 // The longest conversation alone must fit, beside the system prompt that row 3 keeps.
 void check_memory(const DemoRun& run) {
   if (run.options.memory_mib == 0) return;
-  const ModelShape& m = run.shape;
+  const AttentionShape& m = run.attention;
   const int64_t element = run.options.dtype == StorageType::kFloat32 ? 4 : 2;
   const int64_t page_bytes =
       int64_t{2} * m.layers * m.kv_heads * m.head_dim * element * run.options.page_size;
@@ -62,16 +67,22 @@ class Progress {
  public:
   Progress(int row, const std::string& title)
       : row_(row), title_(title), active_(stderr_is_terminal()) {}
-  ~Progress() {
+  ~Progress() { hide(); }
+  // Until the next part.
+  void hide() {
     if (active_) std::fprintf(stderr, "\r\x1b[K");
+    shown_ = -1;
   }
   void operator()(double part) {
     const int percent = static_cast<int>(part * 100.0);
     if (!active_ || percent == shown_) return;
     shown_ = percent;
     const int cells = percent * 40 / 100;
-    std::fprintf(stderr, "\r  row %d of 3, %-15s [%-40s] %3d %%", row_, title_.c_str(),
-                 std::string(static_cast<size_t>(cells), '#').c_str(), percent);
+    const double seconds = seconds_since(start_);
+    const std::string left =
+        part > 0.02 && seconds > 1 ? format(", %.0f s left", seconds / part * (1 - part)) : "";
+    std::fprintf(stderr, "\r  row %d of 3, %-15s [%-40s] %3d %%%s\x1b[K", row_, title_.c_str(),
+                 std::string(static_cast<size_t>(cells), '#').c_str(), percent, left.c_str());
     std::fflush(stderr);
   }
 
@@ -80,6 +91,7 @@ class Progress {
   std::string title_;
   bool active_;
   int shown_ = -1;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 ServeOptions serve_options(const DemoRun& run, bool shares) {
@@ -91,14 +103,81 @@ ServeOptions serve_options(const DemoRun& run, bool shares) {
   return options;
 }
 
-ServeResult serve_row(const DemoRun& run, const DemoRow& row, Model& model, KvStore& store,
+// What every row computes with.
+struct Setup {
+  DemoRun run;
+  const llm::BlockKernels* kernels;
+  std::unique_ptr<llm::WorkerPool> pool;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<tokeniser::Tokeniser> tokeniser;  // Null: tokens are bytes.
+
+  std::string text_of(std::vector<Token> tokens) const {
+    if (!tokens.empty() && run.workload.is_end(tokens.back())) tokens.pop_back();
+    if (tokeniser != nullptr) return tokeniser->decode(tokens);
+    return {tokens.begin(), tokens.end()};
+  }
+};
+
+// Prints the first conversations of a model that can answer, each when it is complete.
+class Transcripts {
+ public:
+  explicit Transcripts(const Setup& setup) : setup_(setup) {}
+
+  void add(int conversation, const std::vector<Token>& answer, Progress& progress) {
+    constexpr int kShown = 3;
+    if (conversation >= kShown) return;
+    std::vector<std::string>& said = answers_[conversation];
+    chat::TextFilter filter;
+    const std::string text = filter.add(setup_.text_of(answer));
+    said.push_back(text + filter.finish());
+    const std::vector<Turn>& turns =
+        setup_.run.workload.conversations[static_cast<size_t>(conversation)].turns;
+    if (said.size() < turns.size()) return;
+    progress.hide();
+    const bool colours = colours_on_stdout();
+    for (size_t i = 0; i < turns.size(); ++i) {
+      std::printf("  %s %s\n  %s %s\n", painted("visitor", Paint::kDim, colours).c_str(),
+                  turns[i].text.c_str(), painted("clerk  ", Paint::kDim, colours).c_str(),
+                  said[i].c_str());
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+
+ private:
+  const Setup& setup_;
+  std::map<int, std::vector<std::string>> answers_;
+};
+
+ServeResult serve_row(Setup& setup, const DemoRow& row, KvStore& store,
                       std::function<void(int)> keep_system_prompt = {}) {
+  const DemoRun& run = setup.run;
   Progress progress(static_cast<int>(run.rows.size()) + 1, row.title);
+  Transcripts transcripts(setup);
   ServeOptions options = serve_options(run, row.shared);
   options.keep_system_prompt = std::move(keep_system_prompt);
   options.progress = [&](double part) { progress(part); };
+  if (run.rows.empty() && setup.tokeniser != nullptr) {
+    options.answered = [&](int conversation, size_t, const std::vector<Token>& answer) {
+      transcripts.add(conversation, answer, progress);
+    };
+  }
   options.progress(0.0);
-  return serve(run.workload, model, store, options);
+  return serve(run.workload, *setup.model, store, options);
+}
+
+void read_answers(const Setup& setup, DemoRun& run) {
+  const ServeResult& result = run.rows.back().result;
+  for (size_t i = 0; i < result.answers.size(); ++i) {
+    std::vector<std::string>& texts = run.answers.emplace_back();
+    for (size_t turn = 0; turn < result.answers[i].turn_ends.size(); ++turn) {
+      texts.push_back(setup.text_of(result.answers[i].turn(turn)));
+      const std::string& expected = run.workload.conversations[i].turns[turn].expected;
+      if (expected.empty()) continue;
+      ++run.questions;
+      run.right += contains_word(texts.back(), expected) ? 1 : 0;
+    }
+  }
 }
 
 void judge(DemoRun& run) {
@@ -112,7 +191,7 @@ void judge(DemoRun& run) {
     if (deciding.identical || !run.verified) continue;
     run.verified = false;
     run.verdict = format(
-        "row %zu differs from row %d first in conversation %d at generated token %lld: byte %d, "
+        "row %zu differs from row %d first in conversation %d at generated token %lld: token %d, "
         "not %d",
         i + 1, exact_storage ? 1 : 2, deciding.conversation + 1,
         static_cast<long long>(deciding.place + 1), deciding.got, deciding.expected);
@@ -132,20 +211,44 @@ void judge(DemoRun& run) {
   }
 }
 
-// What every row computes with.
-struct Setup {
-  DemoRun run;
-  const llm::BlockKernels* kernels;
-  std::unique_ptr<llm::WorkerPool> pool;
-  std::unique_ptr<Model> model;
-};
+// The model, and what it is asked.
+void load_model(Setup& setup) {
+  DemoRun& run = setup.run;
+  const DemoOptions& options = run.options;
+  if (options.model_path.empty()) {
+    ModelShape shape;
+    if (options.quick) shape = {2, 128, 4, 2, 64, 256, 10000.0};
+    run.workload = make_workload(options.workload);
+    std::vector<Token> texts = run.workload.system;
+    for (const Conversation& c : run.workload.conversations) {
+      for (const char byte : c.turns[0].text) texts.push_back(static_cast<unsigned char>(byte));
+    }
+    setup.model = std::make_unique<RandomModel>(shape, options.workload.seed, texts, *setup.pool,
+                                                *setup.kernels);
+  } else {
+    const auto progress = [](double part) {
+      if (!stderr_is_terminal()) return;
+      std::fprintf(stderr, "\r  loading the model %3.0f %%%s", 100 * part,
+                   part < 1 ? "" : "\r\x1b[K");
+    };
+    auto model = std::make_unique<GgufModel>(options.model_path, options.weights, *setup.pool,
+                                             *setup.kernels, progress);
+    setup.tokeniser = std::make_unique<tokeniser::Tokeniser>(model->file());
+    const chat::ChatTemplate chat_template(model->file(), *setup.tokeniser);
+    run.workload = make_chat_workload(options.workload, chat_template);
+    run.model_name = model->file().text("general.name").value_or("a model without a name");
+    setup.model = std::move(model);
+  }
+  run.attention = setup.model->attention();
+  run.width = setup.model->width();
+  run.vocabulary = setup.model->vocabulary();
+  run.num_parameters = setup.model->num_parameters();
+}
 
 Setup set_up(const DemoOptions& options) {
   Setup setup;
   DemoRun& run = setup.run;
   run.options = options;
-  if (options.quick) run.shape = {2, 128, 4, 2, 64, 256, 10000.0};
-  run.workload = make_workload(options.workload);
   const kvc_device_caps caps = cpu_caps();
   run.threads = options.threads > 0 ? options.threads : caps.num_cores;
   if (options.isa != KVC_CPU_ISA_AUTO && !(caps.isas >> options.isa & 1)) {
@@ -154,6 +257,8 @@ Setup set_up(const DemoOptions& options) {
   run.library_isa = isa_name(options.isa == KVC_CPU_ISA_AUTO ? caps.arch : options.isa);
   setup.kernels = &llm::block_kernels(kernel_level(options.isa));
   run.demo_kernels = setup.kernels->name;
+  setup.pool = std::make_unique<llm::WorkerPool>(run.threads);
+  load_model(setup);
 
   const int64_t longest = run.workload.longest_request();
   run.max_length = options.max_length > 0 ? options.max_length : ceil_div(longest, 512) * 512;
@@ -162,16 +267,7 @@ Setup set_up(const DemoOptions& options) {
                             static_cast<long long>(run.max_length),
                             static_cast<long long>(longest)));
   }
-
   check_memory(run);
-
-  setup.pool = std::make_unique<llm::WorkerPool>(run.threads);
-  std::vector<Token> texts = run.workload.system;
-  for (const Conversation& c : run.workload.conversations)
-    texts.insert(texts.end(), c.turn.begin(), c.turn.end());
-  setup.model =
-      std::make_unique<Model>(run.shape, options.workload.seed, texts, *setup.pool, *setup.kernels);
-  run.num_parameters = setup.model->num_parameters();
   return setup;
 }
 
@@ -193,8 +289,7 @@ DemoRun run_demo(const DemoOptions& options) {
   Setup setup = set_up(options);
   DemoRun& run = setup.run;
   llm::WorkerPool& pool = *setup.pool;
-  Model& model = *setup.model;
-  const AttentionShape attention = run.shape.attention();
+  const AttentionShape attention = run.attention;
   const int num_conversations = static_cast<int>(run.workload.conversations.size());
   SavedPrompt saved(options.save_path);
 
@@ -204,7 +299,7 @@ DemoRun run_demo(const DemoOptions& options) {
     row.key = "contiguous";
     row.title = "1 contiguous";
     ContiguousStore store(attention, run.max_length, num_conversations, pool, *setup.kernels);
-    row.result = serve_row(run, row, model, store);
+    row.result = serve_row(setup, row, store);
     slots_bytes = store.slot_bytes() * static_cast<uint64_t>(num_conversations);
     run.contiguous_bytes = row.result.peak.reserved_bytes;
     run.bytes_per_token_contiguous = store.slot_bytes() / static_cast<uint64_t>(store.max_length());
@@ -221,7 +316,7 @@ DemoRun run_demo(const DemoOptions& options) {
         options.memory_mib > 0 ? static_cast<uint64_t>(options.memory_mib) << 20 : slots_bytes;
     PagedStore store(attention, paged_options(options, byte_budget), pool);
     const auto save = [&](int sequence) { saved.write(store, sequence); };
-    row.result = serve_row(run, row, model, store, shared ? save : std::function<void(int)>());
+    row.result = serve_row(setup, row, store, shared ? save : std::function<void(int)>());
     store.check();
     row.page_bytes = static_cast<int64_t>(store.plan_info().page_bytes);
     row.num_pages = store.plan_info().num_pages;
@@ -231,6 +326,7 @@ DemoRun run_demo(const DemoOptions& options) {
     run.rows.push_back(std::move(row));
   }
   run.restart = saved.restart(run.rows.back().result.answers.front().tokens);
+  read_answers(setup, run);
   judge(run);
   return std::move(setup.run);
 }
@@ -239,7 +335,7 @@ void answer_from_state(const DemoOptions& options) {
   Setup setup = set_up(options);
   Workload& workload = setup.run.workload;
   workload.conversations.resize(1);
-  const AttentionShape attention = setup.run.shape.attention();
+  const AttentionShape attention = setup.run.attention;
   const auto tokens = static_cast<uint64_t>(workload.longest_request() + 2 * options.page_size);
   const uint64_t element = options.dtype == StorageType::kFloat32 ? 4 : 2;
   PagedStore store(

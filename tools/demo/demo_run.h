@@ -22,6 +22,8 @@ struct DemoOptions {
       // Tokens a contiguous buffer is reserved for; 0: the longest request, up to a multiple of 512
       0;
   int64_t memory_mib = 0;  // size of the paged pools; 0: that of the contiguous buffers
+  std::string model_path;  // Of a GGUF file; empty: random weights.
+  llm::WeightType weights = llm::WeightType::kFloat32;
   double temperature = 0.8;
   StorageType dtype = StorageType::kFloat32;
   kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
@@ -76,8 +78,9 @@ struct Restart {
 
 struct DemoRun {
   DemoOptions options;
-  ModelShape shape;
-  int64_t num_parameters = 0;
+  std::string model_name;  // Empty: random weights.
+  AttentionShape attention{};
+  int64_t width = 0, vocabulary = 0, num_parameters = 0;
   Workload workload;
   int threads = 0;
   std::string library_isa, demo_kernels;
@@ -86,7 +89,10 @@ struct DemoRun {
   uint64_t bytes_per_token_contiguous = 0, bytes_per_token_paged = 0;
   std::vector<DemoRow> rows;
   Restart restart;
-  std::string verdict;  // one sentence
+  // Row 3's answers as text, [conversations][turns].
+  std::vector<std::vector<std::string>> answers;
+  int64_t right = 0, questions = 0;  // Of answers with a known word, those that contain it.
+  std::string verdict;               // one sentence
   bool verified = false;
 
   int root_sequence() const { return static_cast<int>(workload.conversations.size()); }

@@ -6,11 +6,13 @@
 #include <span>
 #include <vector>
 
+#include "kvcache.h"
+
 namespace kvc::demo {
 
 struct AttentionShape {
   int layers, q_heads, kv_heads, head_dim;
-  double rope_theta;
+  kvc_rope rope;  // Without scaling, of whole heads.
 
   int64_t qkv_width() const { return int64_t{q_heads + 2 * kv_heads} * head_dim; }
   int64_t out_width() const { return int64_t{q_heads} * head_dim; }
@@ -48,9 +50,9 @@ class KvStore {
 
   // Opens a step. False: the memory is full now and nothing has changed.
   virtual bool begin(std::span<const BatchItem> batch) = 0;
-  // Keeps the new keys and values, then attends. qkv [T][q heads, k heads, v heads], not rotated;
-  // out [T][q heads]
-  virtual void attention(int layer, const float* qkv, float* out) = 0;
+  // Keeps the new keys and values, then attends. qkv [T][q heads, k heads, v heads], rows `stride`
+  // floats apart, not rotated; out [T][q heads]
+  virtual void attention(int layer, const float* qkv, int64_t stride, float* out) = 0;
   virtual void end() = 0;
 
   virtual MemoryUse memory() const = 0;

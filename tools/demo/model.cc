@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <stdexcept>
 
 namespace kvc::demo {
 namespace {
@@ -30,8 +31,8 @@ void rms_norm(const float* in, int64_t dim, float* out) {
 
 }  // namespace
 
-Model::Model(const ModelShape& shape, uint64_t seed, std::span<const Token> texts,
-             llm::WorkerPool& pool, const llm::BlockKernels& kernels)
+RandomModel::RandomModel(const ModelShape& shape, uint64_t seed, std::span<const Token> texts,
+                         llm::WorkerPool& pool, const llm::BlockKernels& kernels)
     : shape_(shape), seed_(seed), pool_(pool), kernels_(kernels) {
   const int64_t d = shape_.d_model;
   const AttentionShape attention = shape_.attention();
@@ -54,7 +55,7 @@ Model::Model(const ModelShape& shape, uint64_t seed, std::span<const Token> text
 
   // The output bias is the log frequency of each byte, as it would be early in training.
   std::array<double, ModelShape::kVocabulary> counts{};
-  for (const Token byte : texts) counts[byte] += 1.0;
+  for (const Token byte : texts) counts[static_cast<size_t>(byte)] += 1.0;
   for (const double count : counts) {
     head_bias_.push_back(static_cast<float>(
         count > 0 ? std::log(count / static_cast<double>(texts.size())) : -30.0));
@@ -69,8 +70,8 @@ Model::Model(const ModelShape& shape, uint64_t seed, std::span<const Token> text
   }
 }
 
-PackedMatrix Model::random_matrix(int64_t depth, int64_t width, double gain) {
-  PackedMatrix matrix{depth, width, round_up(width, kernels_.panel), {}};
+RandomMatrix RandomModel::random_matrix(int64_t depth, int64_t width, double gain) {
+  RandomMatrix matrix{depth, width, round_up(width, kernels_.panel), {}};
   matrix.data.assign(static_cast<size_t>(depth * matrix.padded_width), 0.0f);
   const uint64_t stream = next_stream_++;
   const double limit =
@@ -86,23 +87,24 @@ PackedMatrix Model::random_matrix(int64_t depth, int64_t width, double gain) {
   return matrix;
 }
 
-int64_t Model::num_parameters() const {
+int64_t RandomModel::num_parameters() const {
   int64_t count = ModelShape::kVocabulary * int64_t{shape_.d_model} + head_.depth * head_.width;
   for (const Layer& layer : layers_) {
-    for (const PackedMatrix* m : {&layer.qkv, &layer.out, &layer.gate, &layer.up, &layer.down}) {
+    for (const RandomMatrix* m : {&layer.qkv, &layer.out, &layer.gate, &layer.up, &layer.down}) {
       count += m->depth * m->width;
     }
   }
   return count;
 }
 
-void Model::multiply(const PackedMatrix& matrix, const float* in, int64_t rows, float* out) const {
+void RandomModel::multiply(const RandomMatrix& matrix, const float* in, int64_t rows,
+                           float* out) const {
   kernels_.multiply({rows, matrix.padded_width, matrix.depth, in, matrix.depth, matrix.data.data(),
                      kernels_.panel, matrix.depth * kernels_.panel, out, matrix.padded_width,
                      false});
 }
 
-void Model::project_qkv(const Layer& layer, int64_t begin, int64_t rows, Scratch& s) {
+void RandomModel::project_qkv(const Layer& layer, int64_t begin, int64_t rows, Scratch& s) {
   const int64_t d = shape_.d_model;
   for (int64_t r = 0; r < rows; ++r)
     rms_norm(hidden_.data() + (begin + r) * d, d, s.normed.data() + r * d);
@@ -110,7 +112,7 @@ void Model::project_qkv(const Layer& layer, int64_t begin, int64_t rows, Scratch
 }
 
 // Everything of a layer after its attention; tokens do not see each other here.
-void Model::finish_layer(const Layer& layer, int64_t begin, int64_t rows, Scratch& s) {
+void RandomModel::finish_layer(const Layer& layer, int64_t begin, int64_t rows, Scratch& s) {
   const int64_t d = shape_.d_model;
   float* hidden = hidden_.data() + begin * d;
   multiply(layer.out, attended_.data() + begin * layer.out.depth, rows, s.projected.data());
@@ -130,8 +132,8 @@ void Model::finish_layer(const Layer& layer, int64_t begin, int64_t rows, Scratc
   }
 }
 
-void Model::forward(KvStore& store, std::span<const Token> tokens, std::span<const int64_t> wanted,
-                    float* logits) {
+void RandomModel::forward(KvStore& store, std::span<const Token> tokens,
+                          std::span<const int64_t> wanted, float* logits) {
   const int64_t d = shape_.d_model;
   const auto total = static_cast<int64_t>(tokens.size());
   hidden_.resize(static_cast<size_t>(total * d));
@@ -153,7 +155,9 @@ void Model::forward(KvStore& store, std::span<const Token> tokens, std::span<con
       if (l > 0) finish_layer(layers_[l - 1], begin, rows, scratch);
       if (l < layers_.size()) project_qkv(layers_[l], begin, rows, scratch);
     });
-    if (l < layers_.size()) store.attention(static_cast<int>(l), qkv_.data(), attended_.data());
+    if (l < layers_.size())
+      store.attention(static_cast<int>(l), qkv_.data(), layers_[0].qkv.padded_width,
+                      attended_.data());
   }
 
   const auto num_wanted = static_cast<int64_t>(wanted.size());
@@ -164,6 +168,61 @@ void Model::forward(KvStore& store, std::span<const Token> tokens, std::span<con
     multiply(head_, s.normed.data(), 1, out);
     for (int b = 0; b < ModelShape::kVocabulary; ++b) out[b] += head_bias_[static_cast<size_t>(b)];
   });
+}
+
+// ---- a model of a GGUF file
+
+namespace {
+
+// The network's attention is that of the store.
+class StoreAttention final : public llm::Attention {
+ public:
+  explicit StoreAttention(KvStore& store) : store_(store) {}
+  void attend(int32_t layer, const float* qkv, int64_t stride, float* out) override {
+    store_.attention(layer, qkv, stride, out);
+  }
+
+ private:
+  KvStore& store_;
+};
+
+void require_plain_attention(const llm::Shape& shape, const std::string& path) {
+  const auto refuse = [&](const char* what) {
+    throw std::runtime_error(path + ": " + what +
+                             ", which row 1 of the demo does not serve; `kvcache chat` does");
+  };
+  for (const llm::LayerShape& layer : shape.layers) {
+    if (layer.window > 0) refuse("it has layers with windows");
+  }
+  const kvc_rope& rope = shape.ropes[0];
+  if (rope.scaling != KVC_ROPE_SCALING_NONE || rope.rotary_dim != shape.head_dim)
+    refuse("its RoPE is scaled, or leaves a part of the head");
+  if (shape.attention_scale != 0) refuse("its scores have a scale of their own");
+  if (shape.head_dim % 32 != 0 || shape.head_dim > 256)
+    refuse("its heads are no multiple of 32 elements up to 256");
+}
+
+}  // namespace
+
+GgufModel::GgufModel(const std::string& path, llm::WeightType weights, llm::WorkerPool& pool,
+                     const llm::BlockKernels& kernels, const std::function<void(double)>& progress)
+    : file_(path),
+      shape_(llm::read_shape(file_)),
+      weights_(llm::load_weights(file_, shape_, {weights, progress}, pool, kernels)),
+      network_(shape_, weights_, pool, kernels) {
+  require_plain_attention(shape_, path);
+  for (const gguf::Tensor& tensor : file_.tensors()) num_parameters_ += tensor.elements();
+}
+
+void GgufModel::forward(KvStore& store, std::span<const Token> tokens,
+                        std::span<const int64_t> wanted, float* logits) {
+  StoreAttention attention(store);
+  network_.forward(attention, tokens, wanted, logits);
+}
+
+AttentionShape GgufModel::attention() const {
+  return {static_cast<int>(shape_.layers.size()), shape_.q_heads, shape_.kv_heads, shape_.head_dim,
+          shape_.ropes[0]};
 }
 
 }  // namespace kvc::demo

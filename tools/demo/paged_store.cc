@@ -21,20 +21,21 @@ DLDataType storage_dtype(StorageType type) {
   return {kDLFloat, 32, 1};
 }
 
-// A packed float32 tensor [tokens][heads][dim] that borrows everything.
+// A packed float32 tensor [tokens][heads][dim] that borrows everything; tokens `stride` apart.
 struct ActivationTensor {
-  ActivationTensor(const float* data, int64_t tokens, int64_t heads, int64_t dim)
-      : shape{tokens, heads, dim} {
+  ActivationTensor(const float* data, int64_t tokens, int64_t heads, int64_t dim, int64_t stride)
+      : shape{tokens, heads, dim}, strides{stride, dim, 1} {
     tensor.data = const_cast<float*>(data);  // DLPack has no const; inputs are only read
     tensor.device = kCpu;
     tensor.ndim = 3;
     tensor.dtype = {kDLFloat, 32, 1};
     tensor.shape = shape;
+    tensor.strides = strides;
   }
   ActivationTensor(const ActivationTensor&) = delete;
   ActivationTensor& operator=(const ActivationTensor&) = delete;
 
-  int64_t shape[3];
+  int64_t shape[3], strides[3];
   DLTensor tensor{};
 };
 
@@ -44,12 +45,6 @@ PagedStore::PagedStore(const AttentionShape& shape, const PagedOptions& options,
                        llm::WorkerPool& pool)
     : shape_(shape),
       attention_flags_(options.batch_invariant ? uint64_t{KVC_ATTN_BATCH_INVARIANT} : 0) {
-  kvc_rope rope{};
-  rope.struct_size = sizeof(rope);
-  rope.mode = KVC_ROPE_ON_APPEND;
-  rope.style = KVC_ROPE_HALF;
-  rope.theta = shape.rope_theta;
-
   kvc_layer layer{};
   layer.struct_size = sizeof(layer);
   layer.kind = KVC_LAYER_ATTENTION;
@@ -57,7 +52,7 @@ PagedStore::PagedStore(const AttentionShape& shape, const PagedOptions& options,
   layer.num_kv_heads = shape.kv_heads;
   layer.k_dim = shape.head_dim;
   layer.k_dtype = storage_dtype(options.dtype);
-  layer.rope = &rope;
+  layer.rope = &shape.rope;
   const std::vector<kvc_layer> layers(static_cast<size_t>(shape.layers), layer);
 
   const kvc_executor executor = pool.executor();
@@ -116,10 +111,11 @@ bool PagedStore::begin(std::span<const BatchItem> batch) {
   return true;
 }
 
-void PagedStore::attention(int layer, const float* qkv, float* out) {
+void PagedStore::attention(int layer, const float* qkv, int64_t stride, float* out) {
   const int64_t tokens = kvc_forward_num_tokens(forward_);
-  const ActivationTensor in(qkv, tokens, shape_.q_heads + 2 * shape_.kv_heads, shape_.head_dim);
-  ActivationTensor result(out, tokens, shape_.q_heads, shape_.head_dim);
+  const ActivationTensor in(qkv, tokens, shape_.q_heads + 2 * shape_.kv_heads, shape_.head_dim,
+                            stride);
+  ActivationTensor result(out, tokens, shape_.q_heads, shape_.head_dim, shape_.out_width());
   kvc_attn_opt options{};
   options.struct_size = sizeof(options);
   options.flags = attention_flags_;

@@ -35,7 +35,7 @@ class PagedStore final : public KvStore {
   bool can_fork() const override { return true; }
   void remove(int sequence) override;
   bool begin(std::span<const BatchItem> batch) override;
-  void attention(int layer, const float* qkv, float* out) override;
+  void attention(int layer, const float* qkv, int64_t stride, float* out) override;
   void end() override;
   MemoryUse memory() const override;
   std::vector<PageUse> pages() const override;

@@ -23,9 +23,10 @@ Json difference(const Comparison& c) {
   return out;
 }
 
-std::string hexadecimal(const std::vector<Token>& bytes) {
+// Answers may be any bytes.
+std::string hexadecimal(const std::string& text) {
   std::string out;
-  for (const Token byte : bytes) out += format("%02x", byte);
+  for (const char byte : text) out += format("%02x", static_cast<unsigned char>(byte));
   return out;
 }
 
@@ -67,18 +68,23 @@ Json row_json(const DemoRow& row, int root) {
 }  // namespace
 
 std::string json_report(const DemoRun& run) {
-  const ModelShape& m = run.shape;
+  const AttentionShape& m = run.attention;
   Json rows = Json::array();
   for (const DemoRow& row : run.rows) rows.push_back(row_json(row, run.root_sequence()));
   Json conversations = Json::array();
   for (size_t i = 0; i < run.workload.conversations.size(); ++i) {
     const Conversation& c = run.workload.conversations[i];
+    Json turns = Json::array();
+    for (size_t t = 0; t < c.turns.size(); ++t) {
+      Json turn = {{"text", c.turns[t].text},
+                   {"prompt_tokens", c.turns[t].tokens.size()},
+                   {"answer", run.answers[i][t]},
+                   {"answer_hex", hexadecimal(run.answers[i][t])}};
+      if (!c.turns[t].expected.empty()) turn["expected"] = c.turns[t].expected;
+      turns.push_back(turn);
+    }
     conversations.push_back(
-        {{"turn", c.turn},
-         {"prompt_tokens", c.prompt.size()},
-         {"max_new_tokens", c.max_new},
-         {"arrival_step", c.arrival_step},
-         {"answer_hex", hexadecimal(run.rows.back().result.answers[i].tokens)}});
+        {{"turns", turns}, {"max_new_tokens", c.max_new}, {"arrival_step", c.arrival_step}});
   }
   const Json out = {{"library", kvc_version_string()},
                     {"verified", run.verified},
@@ -95,14 +101,14 @@ std::string json_report(const DemoRun& run) {
                       {"temperature", run.options.temperature},
                       {"contiguous_buffer_tokens", run.max_length}}},
                     {"model",
-                     {{"weights", "random"},
+                     {{"name", run.model_name.empty() ? "random weights" : run.model_name},
                       {"parameters", run.num_parameters},
                       {"layers", m.layers},
-                      {"d_model", m.d_model},
+                      {"width", run.width},
+                      {"vocabulary", run.vocabulary},
                       {"q_heads", m.q_heads},
                       {"kv_heads", m.kv_heads},
                       {"head_dim", m.head_dim},
-                      {"ffn_dim", m.ffn_dim},
                       {"kv_bytes_per_token_contiguous", run.bytes_per_token_contiguous},
                       {"kv_bytes_per_token_paged", run.bytes_per_token_paged}}},
                     {"system_prompt_tokens", run.workload.system.size()},
@@ -120,6 +126,8 @@ std::string json_report(const DemoRun& run) {
                       {"answer_tokens", run.restart.answer_tokens},
                       {"same_tokens", run.restart.same_tokens},
                       {"problem", run.restart.problem}}},
+                    {"right", run.right},
+                    {"questions", run.questions},
                     {"conversations", conversations}};
   // Texts may be any bytes; what is not UTF-8 is replaced.
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -118,9 +118,9 @@ std::string svg_report(const DemoRun& run) {
                                     run.workload.conversations.size()),
                              22, kInk, "start", true);
   const std::string setting =
-      "Small transformer with random weights; system prompt of " +
-      grouped(static_cast<int64_t>(run.workload.system.size())) + " tokens; " +
-      storage_name(run.options.dtype) +
+      (run.model_name.empty() ? "Small transformer with random weights" : run.model_name) +
+      "; system prompt of " + grouped(static_cast<int64_t>(run.workload.system.size())) +
+      " tokens; " + storage_name(run.options.dtype) +
       format(" pages of %d tokens; %d threads, ", run.options.page_size, run.threads) +
       run.library_isa + ".";
   body += text_at(kMargin, 76, setting, 13, kSoftInk);

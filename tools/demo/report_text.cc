@@ -14,7 +14,7 @@ constexpr size_t kAnswersShown = 5;
 std::string ratio(double part, double whole) { return format("%.1f %%", 100.0 * part / whole); }
 
 std::string heading(const DemoRun& run, bool colours) {
-  const ModelShape& m = run.shape;
+  const AttentionShape& m = run.attention;
   const auto count = static_cast<int64_t>(run.workload.conversations.size());
   const auto system = static_cast<int64_t>(run.workload.system.size());
   int64_t shortest = run.workload.conversations[0].max_new, longest = shortest;
@@ -30,18 +30,21 @@ std::string heading(const DemoRun& run, bool colours) {
                         static_cast<long long>(count)),
                  Paint::kBold, colours) +
          "\n\n";
-  out += label("  model") +
-         format(
-             "%d layers, width %d, %d query heads on %d KV heads of %d, %.1f million "
-             "parameters; a byte is a token\n",
-             m.layers, m.d_model, m.q_heads, m.kv_heads, m.head_dim,
-             static_cast<double>(run.num_parameters) / 1e6);
   out +=
-      label("") +
-      format("random weights (seed %llu): exactness, memory and speed are real, the text is not\n",
-             static_cast<unsigned long long>(run.options.workload.seed));
+      label("  model") + (run.model_name.empty() ? std::string() : run.model_name + ": ") +
+      format("%d layers, width %lld, %d query heads on %d KV heads of %d, %.1f million parameters",
+             m.layers, static_cast<long long>(run.width), m.q_heads, m.kv_heads, m.head_dim,
+             static_cast<double>(run.num_parameters) / 1e6) +
+      (run.model_name.empty() ? "; a byte is a token\n" : "\n");
+  if (run.model_name.empty()) {
+    out += label("") +
+           format(
+               "random weights (seed %llu): exactness, memory and speed are real, the text is "
+               "not\n",
+               static_cast<unsigned long long>(run.options.workload.seed));
+  }
   out += label("  work") + "system prompt of " + grouped(system) + " tokens, " +
-         format("turns of %lld on average, answers of %lld to %lld\n",
+         format("%lld in the turns of a conversation on average, answers of at most %lld to %lld\n",
                 static_cast<long long>((run.workload.prompt_tokens() - count * system) / count),
                 static_cast<long long>(shortest), static_cast<long long>(longest));
   out += label("  serving") + "continuous batching, at most " +
@@ -143,6 +146,10 @@ std::string summary(const DemoRun& run, bool colours) {
            grouped(r.recomputed_tokens) + " tokens were computed again.\n";
   }
   out += restart(run);
+  if (run.questions > 0) {
+    out += format("  Right: %lld of %lld answers have the word that the handbook has.\n",
+                  static_cast<long long>(run.right), static_cast<long long>(run.questions));
+  }
   const std::string mark = run.verified ? "  Exact: " : "  NOT EXACT: ";
   return out +
          painted(mark + run.verdict + ".", run.verified ? Paint::kGreen : Paint::kRed, colours) +
@@ -176,16 +183,19 @@ std::string map(const DemoRun& run, bool colours) {
 }
 
 std::string answers(const DemoRun& run, bool colours) {
-  std::string out = painted("  Some answers", Paint::kBold, colours) +
-                    " (row 3; noise, for the weights are random)\n";
+  std::string out =
+      painted("  Some answers", Paint::kBold, colours) +
+      (run.model_name.empty() ? " (row 3; noise, for the weights are random)\n" : " (row 3)\n");
   const size_t shown = std::min(kAnswersShown, run.workload.conversations.size());
   for (size_t i = 0; i < shown; ++i) {
-    const std::vector<Token>& tokens = run.rows.back().result.answers[i].tokens;
-    const std::string answer(tokens.begin(), tokens.end());
-    std::string turn = printable(run.workload.conversations[i].turn, 40);
-    if (run.workload.conversations[i].turn.size() > 40) turn.replace(37, 3, "...");
-    out += "  " + std::string(1, cell_letter({MapCell::kOwn, static_cast<int>(i)})) + "  " +
-           painted(left(turn, 40), Paint::kDim, colours) + "  " + printable(answer, 52) + "\n";
+    const std::vector<Turn>& turns = run.workload.conversations[i].turns;
+    for (size_t t = 0; t < turns.size(); ++t) {
+      std::string turn = printable(turns[t].text, 40);
+      if (turns[t].text.size() > 40) turn.replace(37, 3, "...");
+      out += "  " + std::string(1, cell_letter({MapCell::kOwn, static_cast<int>(i)})) + "  " +
+             painted(left(turn, 40), Paint::kDim, colours) + "  " +
+             printable(run.answers[i][t], 52) + "\n";
+    }
   }
   return out;
 }

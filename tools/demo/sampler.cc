@@ -2,20 +2,18 @@
 
 #include <cmath>
 
-#include "tools/demo/model.h"
-
 namespace kvc::demo {
 
-Token sample(const float* logits, double temperature, uint64_t seed, int conversation,
+Token sample(std::span<const float> logits, double temperature, uint64_t seed, int conversation,
              int64_t place) {
   constexpr uint64_t kStream = 1u << 30;
   const uint64_t stream = kStream + static_cast<uint64_t>(conversation);
-  int best = 0;
+  size_t best = 0;
   double best_value = 0.0;
-  for (int token = 0; token < ModelShape::kVocabulary; ++token) {
+  for (size_t token = 0; token < logits.size(); ++token) {
     double value = logits[token];
     if (temperature > 0.0) {
-      const auto index = static_cast<uint64_t>(place * ModelShape::kVocabulary + token);
+      const auto index = static_cast<uint64_t>(place) * logits.size() + token;
       value = value / temperature - std::log(-std::log(random_unit(seed, stream, index)));
     }
     if (token == 0 || value > best_value) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "tools/demo/workload.h"
 
@@ -11,7 +12,7 @@ namespace kvc::demo {
 // the seed, the conversation and the place in its answer alone, so every row of the demo draws
 // alike; and two logits that differ by a rounding swap places only where the sums tie to within it,
 // while a cumulative sum has a boundary at every token.
-Token sample(const float* logits, double temperature, uint64_t seed, int conversation,
+Token sample(std::span<const float> logits, double temperature, uint64_t seed, int conversation,
              int64_t place);
 
 }  // namespace kvc::demo

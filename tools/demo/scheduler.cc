@@ -16,13 +16,20 @@ enum class Stage { kExpected, kWaiting, kRunning, kDone };
 // A conversation on its way, or the shared system prompt (which generates nothing).
 struct Request {
   Stage stage = Stage::kExpected;
-  std::vector<Token> tokens;  // prompt and answer
-  int64_t computed = 0;       // tokens that are in the cache
-  int64_t ever_computed = 0;  // highest `computed` so far: tokens below are recomputed
-  int64_t admitted = 0;       // order of admission
+  std::vector<Token> tokens;    // Prompts and answers of the turns so far.
+  std::vector<char> is_prompt;  // Of each token.
+  size_t turn = 0;              // The one that is answered.
+  int64_t turn_tokens = 0;      // Tokens of its answer so far.
+  int64_t computed = 0;         // tokens that are in the cache
+  int64_t ever_computed = 0;    // highest `computed` so far: tokens below are recomputed
+  int64_t admitted = 0;         // order of admission
   Clock::time_point arrival;
 
   int64_t remaining() const { return static_cast<int64_t>(tokens.size()) - computed; }
+  void add_prompt(const std::vector<Token>& prompt) {
+    tokens.insert(tokens.end(), prompt.begin(), prompt.end());
+    is_prompt.resize(tokens.size(), 1);
+  }
 };
 
 class Scheduler {
@@ -33,13 +40,12 @@ class Scheduler {
     requests_.resize(static_cast<size_t>(num_conversations_) + 1);
     result_.answers.resize(static_cast<size_t>(num_conversations_));
     for (int i = 0; i < num_conversations_; ++i) {
-      request(i).tokens = workload.conversations[static_cast<size_t>(i)].prompt;
-      total_work_ += static_cast<int64_t>(request(i).tokens.size()) - first_computed() +
-                     workload.conversations[static_cast<size_t>(i)].max_new - 1;
+      request(i).add_prompt(conversation(i).prompt());
+      total_work_ += conversation(i).longest() - first_computed();
     }
     root().stage = Stage::kDone;
     if (options_.share_system_prompt) {
-      root().tokens = workload.system;
+      root().add_prompt(workload.system);
       if (options_.load_system_prompt) {
         options_.load_system_prompt(root_id());
         root().computed = first_computed();
@@ -70,6 +76,9 @@ class Scheduler {
 
  private:
   Request& request(int id) { return requests_[static_cast<size_t>(id)]; }
+  const Conversation& conversation(int id) const {
+    return workload_.conversations[static_cast<size_t>(id)];
+  }
   int root_id() const { return num_conversations_; }
   Request& root() { return request(root_id()); }
 
@@ -82,7 +91,7 @@ class Scheduler {
     for (int i = 0; i < num_conversations_; ++i) {
       Request& r = request(i);
       if (r.stage != Stage::kExpected) continue;
-      if (workload_.conversations[static_cast<size_t>(i)].arrival_step > result_.steps) continue;
+      if (conversation(i).arrival_step > result_.steps) continue;
       r.stage = Stage::kWaiting;
       r.arrival = Clock::now();
     }
@@ -195,7 +204,7 @@ class Scheduler {
         wanted_.push_back(static_cast<int64_t>(tokens_.size()) - 1);
       }
     }
-    logits_.resize(wanted_.size() * ModelShape::kVocabulary);
+    logits_.resize(wanted_.size() * static_cast<size_t>(model_.vocabulary()));
     model_.forward(store_, tokens_, wanted_, logits_.data());
     store_.end();
   }
@@ -214,17 +223,9 @@ class Scheduler {
         continue;
       }
       if (r.remaining() > 0) continue;
-      Answer& answer = result_.answers[static_cast<size_t>(item.sequence)];
-      const auto place = static_cast<int64_t>(answer.tokens.size());
-      if (place == 0) answer.first_token_seconds = seconds_since(r.arrival);
-      const Token token = sample(logits, options_.temperature, options_.seed, item.sequence, place);
-      answer.tokens.push_back(token);
-      answer.logits.insert(answer.logits.end(), logits, logits + ModelShape::kVocabulary);
-      logits += ModelShape::kVocabulary;
-      r.tokens.push_back(token);
-      if (place + 1 == workload_.conversations[static_cast<size_t>(item.sequence)].max_new) {
-        finished.push_back(item.sequence);
-      }
+      take_token(item.sequence, {logits, static_cast<size_t>(model_.vocabulary())});
+      logits += model_.vocabulary();
+      if (r.turn == conversation(item.sequence).turns.size()) finished.push_back(item.sequence);
     }
     record_peak();
     for (const int id : finished) {
@@ -236,13 +237,35 @@ class Scheduler {
       options_.progress(static_cast<double>(work_done_) / static_cast<double>(total_work_));
   }
 
+  // Draws the next token of an answer. Where that is complete, the next turn's prompt follows.
+  void take_token(int id, std::span<const float> logits) {
+    Request& r = request(id);
+    Answer& answer = result_.answers[static_cast<size_t>(id)];
+    const auto place = static_cast<int64_t>(answer.tokens.size());
+    if (place == 0) answer.first_token_seconds = seconds_since(r.arrival);
+    const Token token = sample(logits, options_.temperature, options_.seed, id, place);
+    answer.tokens.push_back(token);
+    for (size_t i = 0; i < logits.size();
+         i += static_cast<size_t>(kept_stride(model_.vocabulary())))
+      answer.logits.push_back(logits[i]);
+    const bool is_end = workload_.is_end(token);
+    // A prompt brings the end of the answer before it.
+    if (!is_end) {
+      r.tokens.push_back(token);
+      r.is_prompt.push_back(0);
+    }
+    if (!is_end && ++r.turn_tokens < conversation(id).max_new) return;
+    total_work_ -= conversation(id).max_new - r.turn_tokens;
+    answer.turn_ends.push_back(answer.tokens.size());
+    if (options_.answered) options_.answered(id, r.turn, answer.turn(r.turn));
+    r.turn_tokens = 0;
+    if (++r.turn < conversation(id).turns.size())
+      r.add_prompt(conversation(id).turns[r.turn].tokens);
+  }
+
   void count_tokens(const BatchItem& item, const Request& r) {
-    const bool is_root = item.sequence == root_id();
-    const int64_t prompt =
-        is_root ? static_cast<int64_t>(r.tokens.size())
-                : static_cast<int64_t>(
-                      workload_.conversations[static_cast<size_t>(item.sequence)].prompt.size());
-    result_.prompt_tokens += std::clamp<int64_t>(prompt - item.begin, 0, item.count);
+    const auto first = r.is_prompt.begin() + item.begin;
+    result_.prompt_tokens += std::count(first, first + item.count, 1);
     result_.recomputed_tokens += std::clamp<int64_t>(r.ever_computed - item.begin, 0, item.count);
   }
 
@@ -276,6 +299,12 @@ class Scheduler {
 ServeResult serve(const Workload& workload, Model& model, KvStore& store,
                   const ServeOptions& options) {
   return Scheduler(workload, model, store, options).run();
+}
+
+std::vector<Token> Answer::turn(size_t index) const {
+  const size_t begin = index == 0 ? 0 : turn_ends[index - 1];
+  return {tokens.begin() + static_cast<int64_t>(begin),
+          tokens.begin() + static_cast<int64_t>(turn_ends[index])};
 }
 
 int64_t ServeResult::generated_tokens() const {

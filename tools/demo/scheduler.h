@@ -28,13 +28,28 @@ struct ServeOptions {
   // Adds that sequence, so that it is not computed; may be empty.
   std::function<void(int)> load_system_prompt;
   std::function<void(double)> progress;  // part of the work done, 0..1; may be empty
+  // Called with a conversation and a turn of it when its answer is complete; may be empty.
+  std::function<void(int, size_t, const std::vector<Token>&)> answered;
 };
 
+// All answers of a conversation, one behind the other.
 struct Answer {
   std::vector<Token> tokens;
-  std::vector<float> logits;  // [tokens][vocabulary], from which each token was drawn
+  std::vector<size_t> turn_ends;  // Tokens with those of turn i.
+  // [tokens][kept_logits(vocabulary)]: of what each token was drawn from, every n-th.
+  std::vector<float> logits;
   double first_token_seconds = 0.0;
+
+  std::vector<Token> turn(size_t index) const;
 };
+
+// Logits of a token that are kept to be compared: all of a small vocabulary, else some 256.
+constexpr int64_t kept_stride(int64_t vocabulary) {
+  return vocabulary < 512 ? 1 : vocabulary / 256;
+}
+constexpr int64_t kept_logits(int64_t vocabulary) {
+  return (vocabulary + kept_stride(vocabulary) - 1) / kept_stride(vocabulary);
+}
 
 // What one row did and took.
 struct ServeResult {

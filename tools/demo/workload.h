@@ -1,5 +1,5 @@
-// What the demo serves: a shared system prompt and conversations that differ after it, as bytes,
-// with the step at which each arrives and the number of tokens it will be given.
+// What the demo serves: a shared system prompt and conversations that differ after it, with the step
+// at which each arrives and the number of tokens it will be given.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,38 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/chat/chat_template.h"
+
 namespace kvc::demo {
 
-using Token = uint8_t;  // a byte-level model: every byte is a token
+using Token = int32_t;
+
+// What a user says and hears.
+struct Turn {
+  std::string text;           // The user's words.
+  std::string expected;       // A word of the right answer; empty: nobody knows one.
+  std::vector<Token> tokens;  // What the model reads before it answers; the first turn's begin with
+                              // the system prompt.
+};
 
 struct Conversation {
-  std::string turn;           // the user's words
-  std::vector<Token> prompt;  // system prompt + turn, as the model reads it
-  int64_t max_new = 0;        // tokens to generate
+  std::vector<Turn> turns;
+  int64_t max_new = 0;  // Most tokens of an answer.
   int64_t arrival_step = 0;
+
+  const std::vector<Token>& prompt() const { return turns.front().tokens; }
+  // Most tokens in the cache. The last token is handed out, never fed back.
+  int64_t longest() const;
 };
 
 struct Workload {
   std::vector<Token> system;
   std::vector<Conversation> conversations;
+  std::vector<Token> ends;  // Tokens that end an answer.
 
   int64_t longest_request() const;  // tokens in the cache when the longest conversation ends
   int64_t prompt_tokens() const;    // over all conversations, each with its system prompt
+  bool is_end(Token token) const;
 };
 
 struct WorkloadOptions {
@@ -42,7 +57,12 @@ struct UsageError : std::runtime_error {
 // Turns of a users file: separated by blank lines when it has any, else one per line.
 std::vector<std::string> split_turns(std::string_view text);
 
+// For the model with random weights, whose tokens are bytes: one turn each.
 Workload make_workload(const WorkloadOptions& options);
+// For a model that can answer: two or three questions each, in its chat format. The texts are the
+// handbook and its questions, or those of files.
+Workload make_chat_workload(const WorkloadOptions& options,
+                            const chat::ChatTemplate& chat_template);
 
 // Position `index` of the stream of random numbers named by `seed` and `stream`; uniform over 64
 // bits.

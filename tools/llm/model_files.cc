@@ -26,10 +26,14 @@ std::string model_folder() {
 
 }  // namespace
 
-std::string default_model() {
+std::string find_default_model() {
   const std::string path = model_folder() + "/" + kFile;
-  if (access(path.c_str(), R_OK) == 0) return path;
-  throw std::runtime_error("there is no " + path +
+  return access(path.c_str(), R_OK) == 0 ? path : std::string();
+}
+
+std::string default_model() {
+  if (const std::string path = find_default_model(); !path.empty()) return path;
+  throw std::runtime_error("there is no " + model_folder() + "/" + kFile +
                            ": `make demo` fetches it (python3 tools/demo/fetch_model.py alone "
                            "too), and --model FILE.gguf takes another");
 }

@@ -8,7 +8,9 @@
 namespace kvc::llm {
 
 // The model that `make demo` fetches: in $KVCACHE_MODEL_DIR, else in the user's cache folder.
-// Throws std::runtime_error, which says how to get it, where it is not there.
+// Where it is not there, the first is empty, and the second throws std::runtime_error, which says
+// how to get it.
+std::string find_default_model();
 std::string default_model();
 
 // Name, size, and a digest of names, types and first bytes of all tensors.

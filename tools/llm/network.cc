@@ -41,9 +41,25 @@ Network::Network(const Shape& shape, const Weights& weights, WorkerPool& pool,
                  const BlockKernels& kernels)
     : shape_(shape), weights_(weights), pool_(pool), kernels_(kernels) {}
 
+template <class Row>
+void Network::for_rows(int64_t rows, int64_t width, const Row& row) {
+  constexpr int64_t kWorthThreads = 1 << 16;  // Elements.
+  if (rows * width < kWorthThreads) {
+    for (int64_t t = 0; t < rows; ++t) row(t);
+    return;
+  }
+  // A task has several rows: most are a few microseconds of work.
+  constexpr int64_t kTaskRowsAtLeast = 8;
+  const int64_t tasks = (rows + kTaskRowsAtLeast - 1) / kTaskRowsAtLeast;
+  pool_.for_each(tasks, [&](int64_t task, int32_t) {
+    const int64_t end = std::min(rows, (task + 1) * kTaskRowsAtLeast);
+    for (int64_t t = task * kTaskRowsAtLeast; t < end; ++t) row(t);
+  });
+}
+
 void Network::embed(std::span<const int32_t> tokens) {
   const auto scale = static_cast<float>(shape_.embedding_scale);
-  pool_.for_each(static_cast<int64_t>(tokens.size()), [&](int64_t t, int32_t) {
+  for_rows(static_cast<int64_t>(tokens.size()), shape_.width, [&](int64_t t) {
     float* row = hidden_.row(t);
     gguf::unpack(*weights_.embedding, tokens[static_cast<size_t>(t)] * shape_.width, shape_.width,
                  row);
@@ -57,14 +73,14 @@ void Network::embed(std::span<const int32_t> tokens) {
 
 void Network::normalise(const Rows& in, const std::vector<float>& weights, int64_t rows,
                         Rows& out) {
-  pool_.for_each(rows, [&](int64_t t, int32_t) {
+  for_rows(rows, shape_.width, [&](int64_t t) {
     rms_norm(in.data.data() + t * in.stride, weights.data(), shape_.width, shape_.norm_epsilon,
              out.row(t));
   });
 }
 
 void Network::normalise_heads(const LayerWeights& layer, int64_t rows) {
-  pool_.for_each(rows, [&](int64_t t, int32_t) {
+  for_rows(rows, shape_.q_width(), [&](int64_t t) {
     float* head = qkv_.row(t);
     for (int32_t h = 0; h < shape_.q_heads + shape_.kv_heads; ++h, head += shape_.head_dim) {
       const std::vector<float>& weights = h < shape_.q_heads ? layer.q_norm : layer.k_norm;
@@ -103,7 +119,7 @@ void Network::add_product(const PackedMatrix& matrix, const float* in, int64_t i
     return;
   }
   multiply(matrix, in, in_stride, rows, added_.data.data(), added_.stride, false);
-  pool_.for_each(rows, [&](int64_t t, int32_t) {
+  for_rows(rows, shape_.width, [&](int64_t t) {
     float* added = added_.row(t);
     rms_norm(added, post_norm.data(), shape_.width, shape_.norm_epsilon, added);
     float* hidden = hidden_.row(t);
@@ -115,7 +131,7 @@ void Network::finish_logits(std::span<const int64_t> wanted, float* logits) {
   const auto rows = static_cast<int64_t>(wanted.size());
   if (rows == 0) return;
   head_.resize(rows, weights_.head.padded_width, kernels_.panel);
-  pool_.for_each(rows, [&](int64_t i, int32_t) {
+  for_rows(rows, shape_.width, [&](int64_t i) {
     rms_norm(hidden_.row(wanted[static_cast<size_t>(i)]), weights_.output_norm.data(), shape_.width,
              shape_.norm_epsilon, normed_.row(i));
   });
@@ -143,7 +159,7 @@ void Network::forward(Attention& attention, std::span<const int32_t> tokens,
     multiply(layer.qkv, normed_.data.data(), normed_.stride, rows, qkv_.data.data(), qkv_.stride,
              false);
     if (!layer.qkv_bias.empty()) {
-      pool_.for_each(rows, [&](int64_t t, int32_t) {
+      for_rows(rows, shape_.qkv_width(), [&](int64_t t) {
         float* row = qkv_.row(t);
         for (size_t i = 0; i < layer.qkv_bias.size(); ++i) row[i] += layer.qkv_bias[i];
       });
@@ -159,8 +175,8 @@ void Network::forward(Attention& attention, std::span<const int32_t> tokens,
              false);
     multiply(layer.up, normed_.data.data(), normed_.stride, rows, up_.data.data(), up_.stride,
              false);
-    pool_.for_each(rows,
-                   [&](int64_t t, int32_t) { activate(gate_.row(t), up_.row(t), gate_.stride); });
+    for_rows(rows, shape_.ffn_width,
+             [&](int64_t t) { activate(gate_.row(t), up_.row(t), gate_.stride); });
     add_product(layer.down, gate_.data.data(), gate_.stride, rows, layer.post_ffn_norm);
   }
   finish_logits(wanted, logits);

@@ -51,6 +51,9 @@ class Network {
     float* row(int64_t index) { return data.data() + index * stride; }
   };
 
+  // Calls row(index) for each row, on several threads where that is worth waking them.
+  template <class Row>
+  void for_rows(int64_t rows, int64_t width, const Row& row);
   void embed(std::span<const int32_t> tokens);
   void normalise(const Rows& in, const std::vector<float>& weights, int64_t rows, Rows& out);
   void normalise_heads(const LayerWeights& layer, int64_t rows);
