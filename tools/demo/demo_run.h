@@ -22,7 +22,7 @@ struct DemoOptions {
       // Tokens a contiguous buffer is reserved for; 0: the longest request, up to a multiple of 512
       0;
   int64_t memory_mib = 0;  // size of the paged pools; 0: that of the contiguous buffers
-  std::string model_path;  // Of a GGUF file; empty: random weights.
+  std::string model_path;  // A GGUF file; empty: random weights.
   llm::WeightType weights = llm::WeightType::kFloat32;
   double temperature = 0.8;
   StorageType dtype = StorageType::kFloat32;
@@ -91,7 +91,7 @@ struct DemoRun {
   Restart restart;
   // Row 3's answers as text, [conversations][turns].
   std::vector<std::vector<std::string>> answers;
-  int64_t right = 0, questions = 0;  // Of answers with a known word, those that contain it.
+  int64_t right = 0, questions = 0;  // Answers that contain the expected word, and those with one.
   std::string verdict;               // one sentence
   bool verified = false;
 

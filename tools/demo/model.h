@@ -97,7 +97,7 @@ class RandomModel final : public Model {
   std::vector<Scratch> scratch_;                // one per worker
 };
 
-// Throws std::runtime_error: the model has what buffers of row 1 do not serve (windows, scaled RoPE).
+// Throws std::runtime_error where the model has what row 1 does not serve (windows, scaled RoPE).
 class GgufModel final : public Model {
  public:
   GgufModel(const std::string& path, llm::WeightType weights, llm::WorkerPool& pool,

@@ -17,7 +17,7 @@ enum class Stage { kExpected, kWaiting, kRunning, kDone };
 struct Request {
   Stage stage = Stage::kExpected;
   std::vector<Token> tokens;    // Prompts and answers of the turns so far.
-  std::vector<char> is_prompt;  // Of each token.
+  std::vector<char> is_prompt;  // [tokens]
   size_t turn = 0;              // The one that is answered.
   int64_t turn_tokens = 0;      // Tokens of its answer so far.
   int64_t computed = 0;         // tokens that are in the cache

@@ -1,5 +1,5 @@
-// What the demo serves: a shared system prompt and conversations that differ after it, with the step
-// at which each arrives and the number of tokens it will be given.
+// What the demo serves: a shared system prompt and conversations that differ after it, with the
+// step at which each arrives and the number of tokens it will be given.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ using Token = int32_t;
 
 // What a user says and hears.
 struct Turn {
-  std::string text;           // The user's words.
-  std::string expected;       // A word of the right answer; empty: nobody knows one.
-  std::vector<Token> tokens;  // What the model reads before it answers; the first turn's begin with
-                              // the system prompt.
+  std::string text;      // The user's words.
+  std::string expected;  // A word of the right answer; empty: nobody knows one.
+  // The model reads these before it answers. Those of the first turn begin with the system prompt.
+  std::vector<Token> tokens;
 };
 
 struct Conversation {
