@@ -33,7 +33,7 @@ class ToolDemo : public testing::Test {
       for (int later = 0; later < i % 3; ++later)
         c.turns.push_back(
             {"more", "", {'\n', 'm', 'o', 'r', 'e', static_cast<Token>('0' + later)}});
-      c.max_new = 4 + 3 * i;
+      c.max_new = (4 + 3 * i) / static_cast<int64_t>(c.turns.size());
       c.arrival_step = i / 2;
       workload_.conversations.push_back(c);
     }
