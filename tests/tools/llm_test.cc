@@ -334,6 +334,11 @@ TEST(ToolLlmFiles, ThatAreNotServedAreRefusedByName) {
         w.value("llama.attention.value_length", gguf::ValueType::kU32, uint32_t{8});
       },
       "llama.attention.value_length = 8, expected that of K, 16");
+  with(
+      [](gguf::Writer& w) {
+        w.texts("tokenizer.ggml.tokens", {"a", "b"});
+      },
+      "tokenizer.ggml.tokens has 2 tokens, and token_embd.weight has rows for 70");
   gguf::Writer other, empty;
   other.text("general.architecture", "mamba");
   expect_refused(other, "\"mamba\" is not served here: llama, qwen2, qwen3 and gemma3 are");

@@ -26,8 +26,8 @@ class CacheError : public std::runtime_error {
 
 class ChatCache final : public llm::Attention {
  public:
-  // Room for one conversation of `context` tokens; it grows when branches need more. Borrows shape
-  // and pool.
+  // Room for one conversation of `context` tokens; it grows when branches need more. Shape and pool
+  // are borrowed.
   ChatCache(const llm::Shape& shape, DLDataType dtype, int64_t context, llm::WorkerPool& pool);
 
   void add(kvc_seq seq);

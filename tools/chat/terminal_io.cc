@@ -65,15 +65,22 @@ std::optional<std::string> LineReader::next(bool* was_interrupted) {
 }
 
 std::string TextFilter::add(std::string_view bytes) {
-  constexpr size_t kLongestCharacter = 4;
   rest_ += bytes;
+  return take(false);
+}
+
+std::string TextFilter::finish() { return take(true); }
+
+std::string TextFilter::take(bool all) {
+  constexpr size_t kLongestCharacter = 4;
   std::string out;
   size_t at = 0;
   while (at < rest_.size()) {
     const size_t count = tokeniser::character_bytes(rest_, at);
     if (count == 0) {
       // A beginning of a character waits for its end.
-      if (rest_.size() - at < kLongestCharacter && static_cast<unsigned char>(rest_[at]) >= 0xc2)
+      if (!all && rest_.size() - at < kLongestCharacter &&
+          static_cast<unsigned char>(rest_[at]) >= 0xc2)
         break;
       out += "\xef\xbf\xbd";
       ++at;
@@ -88,10 +95,6 @@ std::string TextFilter::add(std::string_view bytes) {
   }
   rest_.erase(0, at);
   return out;
-}
-
-std::string TextFilter::finish() {
-  return std::exchange(rest_, {}).empty() ? std::string() : "\xef\xbf\xbd";
 }
 
 void put(std::string_view text) {

@@ -37,10 +37,12 @@ class TextFilter {
  public:
   // What can be shown with these bytes.
   std::string add(std::string_view bytes);
-  // What is left of a character that was never finished.
+  // What is left where a character was never finished.
   std::string finish();
 
  private:
+  std::string take(bool all);
+
   std::string rest_;
 };
 

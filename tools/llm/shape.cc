@@ -138,6 +138,12 @@ Shape read_shape(const gguf::File& file) {
   if (embedding == nullptr || embedding->shape.size() != 2)
     throw std::runtime_error(file.path() + ": has no matrix token_embd.weight");
   shape.vocabulary = embedding->shape[1];
+  // An id that the tokeniser makes is a row of the embedding, and one that is drawn has a text.
+  const std::optional<int64_t> texts = file.length("tokenizer.ggml.tokens");
+  if (texts && *texts != shape.vocabulary)
+    throw std::runtime_error(file.path() + ": tokenizer.ggml.tokens has " + std::to_string(*texts) +
+                             " tokens, and token_embd.weight has rows for " +
+                             std::to_string(shape.vocabulary));
   shape.has_head_norms = architecture == "qwen3";
   // Converters to GGUF order q and k of llama for pairs of neighbours.
   shape.ropes.push_back(rope_of(keys, shape, is_llama ? KVC_ROPE_INTERLEAVED : KVC_ROPE_HALF));
