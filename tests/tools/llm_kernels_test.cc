@@ -58,23 +58,25 @@ TEST_P(ToolLlmKernels, AProductOfAnyNumberOfRowsEqualsTheSumInDouble) {
 
 // What is widened is exact, so the bits are those of float32 weights of the same values.
 TEST_P(ToolLlmKernels, AProductWithWeightsOfBfloat16IsThatOfTheirValues) {
-  const int64_t panel = kernels_.panel, cols = 2 * panel, depth = 51, rows = 15;
+  const int64_t panel = kernels_.panel, cols = 2 * panel, depth = 51;
   std::vector<float> b = random_floats(static_cast<size_t>(cols * depth), 6);
   std::vector<uint16_t> halves;
   for (float& value : b) {
     halves.push_back(llm::to_bfloat16(value));
     value = llm::from_bfloat16(halves.back());
   }
-  const std::vector<float> a = random_floats(static_cast<size_t>(rows * depth), 7);
-  std::vector<float> expected(static_cast<size_t>(rows * cols)), got(expected.size());
-  llm::Product product{rows,  cols,          depth,           a.data(), depth, b.data(),
-                       panel, panel * depth, expected.data(), cols,     false};
-  kernels_.multiply(product);
-  product.b = halves.data();
-  product.b_type = llm::WeightType::kBfloat16;
-  product.c = got.data();
-  kernels_.multiply(product);
-  EXPECT_EQ(got, expected);
+  for (const int64_t rows : {1, 15, 24, 25, 50}) {
+    const std::vector<float> a = random_floats(static_cast<size_t>(rows * depth), 7);
+    std::vector<float> expected(static_cast<size_t>(rows * cols)), got(expected.size());
+    llm::Product product{rows,  cols,          depth,           a.data(), depth, b.data(),
+                         panel, panel * depth, expected.data(), cols,     false};
+    kernels_.multiply(product);
+    product.b = halves.data();
+    product.b_type = llm::WeightType::kBfloat16;
+    product.c = got.data();
+    kernels_.multiply(product);
+    EXPECT_EQ(got, expected) << rows << " rows";
+  }
 }
 
 TEST_P(ToolLlmKernels, ARowOfAProductHasTheSameBitsWhateverRowsAreBesideIt) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "tools/llm/block_kernels.h"
 
@@ -51,7 +52,8 @@ struct BlockBody {
   }
 
   template <int Rows, class Weight>
-  static KVC_LLM_INLINE void tile(const Product& p, int64_t row, const Weight* b, float* c) {
+  static KVC_LLM_INLINE void tile(const Product& p, int64_t row, const Weight* b, int64_t b_stride,
+                                  float* c) {
     Vector sum[Rows][2];
     for (int r = 0; r < Rows; ++r) {
       for (int v = 0; v < 2; ++v) {
@@ -62,8 +64,8 @@ struct BlockBody {
     const float* a = p.a + row * p.a_stride;
     for (int64_t k = 0; k < p.depth; ++k) {
       Vector b0, b1;
-      load(b0, b + k * p.row_stride);
-      load(b1, b + k * p.row_stride + kLanes);
+      load(b0, b + k * b_stride);
+      load(b1, b + k * b_stride + kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
         const float scalar = a[r * p.a_stride + k];
@@ -87,14 +89,42 @@ struct BlockBody {
 
   template <class Weight>
   static KVC_LLM_INLINE void multiply_by(const Product& p, const Weight* weights) {
-    for (int64_t col = 0; col < p.cols; col += kPanel) {
-      const Weight* b = weights + col / kPanel * p.panel_stride;
-      float* c = p.c + col;
-      int64_t row = 0;
-      for (; row + TileRows <= p.rows; row += TileRows)
-        tile<TileRows>(p, row, b, c + row * p.c_stride);
-      for (; row + 4 <= p.rows; row += 4) tile<4>(p, row, b, c + row * p.c_stride);
-      for (; row < p.rows; ++row) tile<1>(p, row, b, c + row * p.c_stride);
+    for (int64_t col = 0; col < p.cols; col += kPanel)
+      multiply_panel(p, weights + col / kPanel * p.panel_stride, p.c + col);
+  }
+
+  static KVC_LLM_INLINE void multiply_panel(const Product& p, const uint16_t* b, float* c) {
+    // Many rows read a panel that was widened once.
+    if (p.rows <= 2 * TileRows) return multiply_rows(p, b, p.row_stride, c);
+    thread_local std::vector<float> widened;
+    widened.resize(static_cast<size_t>(p.depth * kPanel));
+    float* to = widened.data();
+    for (int64_t k = 0; k < p.depth; ++k) {
+      Widening<VectorBytes>::bfloat16(b + k * p.row_stride, to + k * kPanel);
+      Widening<VectorBytes>::bfloat16(b + k * p.row_stride + kLanes, to + k * kPanel + kLanes);
+    }
+    multiply_rows(p, static_cast<const float*>(to), kPanel, c);
+  }
+  static KVC_LLM_INLINE void multiply_panel(const Product& p, const float* b, float* c) {
+    multiply_rows(p, b, p.row_stride, c);
+  }
+
+  template <class Weight>
+  static KVC_LLM_INLINE void multiply_rows(const Product& p, const Weight* b, int64_t b_stride,
+                                           float* c) {
+    int64_t row = 0;
+    for (; row + TileRows <= p.rows; row += TileRows)
+      tile<TileRows>(p, row, b, b_stride, c + row * p.c_stride);
+    last_rows<TileRows - 1>(p, row, b, b_stride, c + row * p.c_stride);
+  }
+
+  // One tile of at most `Rows` rows that are left.
+  template <int Rows, class Weight>
+  static KVC_LLM_INLINE void last_rows(const Product& p, int64_t row, const Weight* b,
+                                       int64_t b_stride, float* c) {
+    if constexpr (Rows > 0) {
+      if (p.rows - row < Rows) return last_rows<Rows - 1>(p, row, b, b_stride, c);
+      tile<Rows>(p, row, b, b_stride, c);
     }
   }
 
