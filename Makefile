@@ -45,7 +45,9 @@ build: deps
 	@cmake --preset release $(CMAKE_FLAGS) --log-level=WARNING
 	@cmake --build --preset release -j $(JOBS)
 
+# Where the model cannot be had, random weights take its place.
 demo: library
+	@python3 tools/demo/fetch_model.py >/dev/null || true
 	@build/bin/kvcache demo
 
 bench: library

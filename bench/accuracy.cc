@@ -172,7 +172,7 @@ struct Interview {
   Interview(const gguf::File& file, const tokeniser::Tokeniser& tokeniser, const std::string& name)
       : chat_template(file, tokeniser, name),
         questions(demo::questions()),
-        prompt(chat_template.begin(demo::handbook())) {
+        prompt(demo::handbook_prompt(chat_template)) {
     for (const demo::Question& question : questions)
       turns.push_back(chat_template.user_turn(question.text));
   }

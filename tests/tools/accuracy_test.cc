@@ -102,6 +102,13 @@ TEST(Questions, AreLines) {
     EXPECT_THROW(demo::parse_questions(broken), std::invalid_argument) << broken;
 }
 
+TEST(Questions, MayExpectNothing) {
+  EXPECT_EQ(demo::parse_question(" Why? ").text, "Why?");
+  EXPECT_EQ(demo::parse_question("Why?").expected, "");
+  EXPECT_EQ(demo::parse_question("| because").text, "");
+  EXPECT_EQ(demo::parse_question("Where?\nWhen? | at 5").text, "Where?\nWhen?");
+}
+
 TEST(Questions, HaveAnswersInTheHandbook) {
   const std::vector<demo::Question> asked = demo::questions();
   EXPECT_EQ(asked.size(), 50u);

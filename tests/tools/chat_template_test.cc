@@ -106,6 +106,8 @@ struct Loaded {
       } else {
         add(tokeniser->encode(texts[i], false));
         add(chat->after_answer());
+        EXPECT_EQ(text(chat->whole_turn(texts[i - 1], texts[i])),
+                  text(chat->user_turn(texts[i - 1])) + texts[i] + text(chat->after_answer()));
       }
     }
     return all;

@@ -43,6 +43,16 @@ with tempfile.TemporaryDirectory() as folder:
         return result.stdout if status == 0 else result.stderr
 
     (pathlib.Path(folder) / "system").write_text("The harbour is deep. " * 20)
+    questions = pathlib.Path(folder) / "questions"
+    questions.write_text("Is it deep? | no such word\nWho swims?\n")
+    json_of = ("--conversations", 2, "--max-new", 3, "--json", report)
+    asked("--model", model, "--users", questions, *json_of)
+    run = json.loads(report.read_text())
+    turns = [turn for conversation in run["conversations"] for turn in conversation["turns"]]
+    assert [turn["text"] for turn in turns] == ["Is it deep?", "Who swims?", "Is it deep?", "Who swims?", "Is it deep?"], turns
+    assert [turn.get("expected") for turn in turns[:2]] == ["no such word", None] and (run["right"], run["questions"]) == (0, 3), turns
+    questions.write_text(" | because\n")
+    assert "has a turn without a text: '| because'" in asked("--model", model, "--users", questions, *json_of, status=2)
     own = ("--model", model, "--system", pathlib.Path(folder) / "system", "--conversations", 5, "--max-new", 12)
     text = asked(*own, "--verify", "--json", report)
     assert "tiny llama: 2 layers" in text and "random" not in text and text.count("visitor ") == 7 == text.count("clerk "), text

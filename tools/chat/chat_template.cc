@@ -236,11 +236,24 @@ std::vector<int32_t> ChatTemplate::begin(std::optional<std::string_view> system)
   return prompt.ids();
 }
 
-std::vector<int32_t> ChatTemplate::user_turn(std::string_view text) const {
-  Prompt prompt(*this);
+void ChatTemplate::add_user_turn(std::string_view text, Prompt& prompt) const {
   prompt.add_markup(format_.user_begin);
   prompt.add_text(format_.trims_user ? trimmed(text) : text);
   prompt.add_markup(format_.user_end);
+}
+
+std::vector<int32_t> ChatTemplate::user_turn(std::string_view text) const {
+  Prompt prompt(*this);
+  add_user_turn(text, prompt);
+  return prompt.ids();
+}
+
+std::vector<int32_t> ChatTemplate::whole_turn(std::string_view text,
+                                              std::string_view answer) const {
+  Prompt prompt(*this);
+  add_user_turn(text, prompt);
+  prompt.add_text(answer);
+  prompt.add_markup(format_.answer_end);
   return prompt.ids();
 }
 

@@ -57,6 +57,8 @@ class ChatTemplate {
   std::vector<int32_t> begin(std::optional<std::string_view> system) const;
   // Ids of a user's text, up to where the answer begins.
   std::vector<int32_t> user_turn(std::string_view text) const;
+  // Ids of a user's text with its answer, up to the next user's text.
+  std::vector<int32_t> whole_turn(std::string_view text, std::string_view answer) const;
   // Ids between an answer and the next user's text.
   std::vector<int32_t> after_answer() const;
 
@@ -66,6 +68,7 @@ class ChatTemplate {
 
  private:
   class Prompt;
+  void add_user_turn(std::string_view text, Prompt& prompt) const;
 
   const tokeniser::Tokeniser& tokeniser_;
   const Format& format_;

@@ -37,9 +37,9 @@ CLI::Validator between(Number low, Number high) {
 
 struct CommandLine {
   DemoOptions options;
-  std::string dtype = "fp32", isa = "auto", weights = "fp32";
+  std::string dtype = "fp32", isa = "auto", weights = "bf16";
   bool random = false;
-  const CLI::Option* temperature = nullptr;
+  const CLI::Option *temperature = nullptr, *max_new = nullptr;
 };
 
 // The model that the command line asks for.
@@ -50,7 +50,11 @@ void choose_model(CommandLine& line) {
   } else if (options.model_path.empty()) {
     options.model_path = kvc::llm::find_default_model();
   }
-  if (!options.model_path.empty() && line.temperature->count() == 0) options.temperature = 0;
+  if (!options.model_path.empty()) {
+    constexpr int64_t kShortAnswer = 32;
+    if (line.temperature->count() == 0) options.temperature = 0;
+    if (line.max_new->count() == 0) options.workload.max_new = kShortAnswer;
+  }
   options.weights =
       line.weights == "bf16" ? kvc::llm::WeightType::kBfloat16 : kvc::llm::WeightType::kFloat32;
 }
@@ -127,7 +131,10 @@ void register_demo(CLI::App& app, int& exit_code) {
   };
   const auto number = [&](const char* name, auto& value, auto low, auto high, const char* help,
                           const char* group) {
-    demo->add_option(name, value, help)->check(between(low, high))->type_name("N")->group(group);
+    return demo->add_option(name, value, help)
+        ->check(between(low, high))
+        ->type_name("N")
+        ->group(group);
   };
   const auto choice = [&](const char* name, std::string& value,
                           const std::vector<std::string>& names, const char* help,
@@ -153,8 +160,11 @@ void register_demo(CLI::App& app, int& exit_code) {
        "Work");
   number("--conversations", options.workload.conversations, 1, 512,
          "Conversations; turns repeat when they run out", "Work");
-  number("--max-new", options.workload.max_new, 1, 4096,
-         "Tokens of the longest answer; others get at least 5/8 of it", "Work");
+  line->max_new =
+      number("--max-new", options.workload.max_new, 1, 4096,
+             "Tokens of an answer at most; random weights: of the longest, others get at least 5/8 "
+             "of it; default with a model: 32",
+             "Work");
   line->temperature =
       demo->add_option("--temperature", options.temperature,
                        "Of the sampling; 0 takes the likeliest token; default with a model: 0")

@@ -23,7 +23,7 @@ struct DemoOptions {
       0;
   int64_t memory_mib = 0;  // size of the paged pools; 0: that of the contiguous buffers
   std::string model_path;  // A GGUF file; empty: random weights.
-  llm::WeightType weights = llm::WeightType::kFloat32;
+  llm::WeightType weights = llm::WeightType::kBfloat16;
   double temperature = 0.8;
   StorageType dtype = StorageType::kFloat32;
   kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;

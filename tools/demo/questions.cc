@@ -10,6 +10,9 @@ namespace {
 constexpr const char kHandbook[] =
 #include "texts/handbook.inc"
     ;
+constexpr const char kExamples[] =
+#include "texts/examples.inc"
+    ;
 constexpr const char kQuestions[] =
 #include "texts/questions.inc"
     ;
@@ -61,7 +64,22 @@ bool ends_word(std::string_view text, size_t at, char last) {
 
 std::string_view handbook() { return kHandbook; }
 
+std::vector<int32_t> handbook_prompt(const chat::ChatTemplate& chat_template) {
+  std::vector<int32_t> prompt = chat_template.begin(handbook());
+  for (const Question& example : parse_questions(kExamples)) {
+    const std::vector<int32_t> turn = chat_template.whole_turn(example.text, example.expected);
+    prompt.insert(prompt.end(), turn.begin(), turn.end());
+  }
+  return prompt;
+}
+
 std::vector<Question> questions() { return parse_questions(kQuestions); }
+
+Question parse_question(std::string_view line) {
+  const size_t bar = std::min(line.rfind('|'), line.size());
+  return {std::string(trimmed(line.substr(0, bar))),
+          std::string(trimmed(line.substr(std::min(bar + 1, line.size()))))};
+}
 
 std::vector<Question> parse_questions(std::string_view lines) {
   std::vector<Question> result;
@@ -70,13 +88,10 @@ std::vector<Question> parse_questions(std::string_view lines) {
     const std::string_view line = trimmed(lines.substr(begin, end - begin));
     begin = end + 1;
     if (line.empty()) continue;
-    const size_t bar = std::min(line.rfind('|'), line.size());
-    const std::string_view text = trimmed(line.substr(0, bar));
-    const std::string_view expected = trimmed(line.substr(std::min(bar + 1, line.size())));
-    if (text.empty() || expected.empty())
+    result.push_back(parse_question(line));
+    if (result.back().text.empty() || result.back().expected.empty())
       throw std::invalid_argument("line " + std::to_string(number) +
                                   ": no `question | expected word`");
-    result.push_back({std::string(text), std::string(expected)});
   }
   return result;
 }

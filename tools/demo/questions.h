@@ -1,9 +1,12 @@
 // The handbook of a harbour, and questions whose answers stand in it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "tools/chat/chat_template.h"
 
 namespace kvc::demo {
 
@@ -14,11 +17,16 @@ struct Question {
 
 // The system text: what the model is to do, then the handbook.
 std::string_view handbook();
+// What all conversations about the handbook begin with: the system text, and questions with their
+// answers, which show a small model how long an answer is.
+std::vector<int32_t> handbook_prompt(const chat::ChatTemplate& chat_template);
 // The questions of the handbook.
 std::vector<Question> questions();
 
-// Lines `question | expected word`; empty lines are skipped. Throws std::invalid_argument with the
-// number of a line that lacks one of them.
+// `question | expected word`. Without a bar nothing is expected.
+Question parse_question(std::string_view line);
+// One question a line; empty lines are skipped. Throws std::invalid_argument with the number of a
+// line that lacks the question or the word.
 std::vector<Question> parse_questions(std::string_view lines);
 
 // Whether a text contains a word, or several words in a row. Case does not count in ASCII.

@@ -13,15 +13,20 @@ constexpr size_t kAnswersShown = 5;
 
 std::string ratio(double part, double whole) { return format("%.1f %%", 100.0 * part / whole); }
 
+// "32", or "20 to 32": most tokens of an answer.
+std::string most_tokens(const Workload& workload) {
+  const auto [shortest, longest] = std::minmax_element(
+      workload.conversations.begin(), workload.conversations.end(),
+      [](const Conversation& a, const Conversation& b) { return a.max_new < b.max_new; });
+  const std::string most = std::to_string(longest->max_new);
+  return shortest->max_new == longest->max_new ? most
+                                               : std::to_string(shortest->max_new) + " to " + most;
+}
+
 std::string heading(const DemoRun& run, bool colours) {
   const AttentionShape& m = run.attention;
   const auto count = static_cast<int64_t>(run.workload.conversations.size());
   const auto system = static_cast<int64_t>(run.workload.system.size());
-  int64_t shortest = run.workload.conversations[0].max_new, longest = shortest;
-  for (const Conversation& c : run.workload.conversations) {
-    shortest = std::min(shortest, c.max_new);
-    longest = std::max(longest, c.max_new);
-  }
   const auto label = [&](const char* text) {
     return painted(left(text, 11), Paint::kDim, colours);
   };
@@ -44,9 +49,9 @@ std::string heading(const DemoRun& run, bool colours) {
                static_cast<unsigned long long>(run.options.workload.seed));
   }
   out += label("  work") + "system prompt of " + grouped(system) + " tokens, " +
-         format("%lld in the turns of a conversation on average, answers of at most %lld to %lld\n",
+         format("%lld in the turns of a conversation on average, answers of at most %s\n",
                 static_cast<long long>((run.workload.prompt_tokens() - count * system) / count),
-                static_cast<long long>(shortest), static_cast<long long>(longest));
+                most_tokens(run.workload).c_str());
   out += label("  serving") + "continuous batching, at most " +
          grouped(run.options.tokens_per_step) + " tokens a step; arrivals over the first " +
          std::to_string(run.workload.conversations.back().arrival_step + 1) + " steps\n";

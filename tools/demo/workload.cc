@@ -131,10 +131,16 @@ Workload make_chat_workload(const WorkloadOptions& options,
   if (options.users_path.empty()) {
     asked = questions();
   } else {
-    for (const std::string& turn : split_turns(users_text(options))) asked.push_back({turn, ""});
+    for (const std::string& turn : split_turns(users_text(options))) {
+      asked.push_back(parse_question(turn));
+      if (asked.back().text.empty())
+        throw UsageError("--users: '" + options.users_path + "' has a turn without a text: '" +
+                         turn + "'");
+    }
   }
   Workload workload;
-  workload.system = chat_template.begin(system_text(options, handbook()));
+  workload.system = options.system_path.empty() ? handbook_prompt(chat_template)
+                                                : chat_template.begin(system_text(options, {}));
   workload.ends = chat_template.ends();
   size_t next = 0;
   for (int i = 0; i < options.conversations; ++i) {
