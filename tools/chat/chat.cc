@@ -18,8 +18,8 @@
 
 #include "tools/chat/session.h"
 #include "tools/kv_dtypes.h"
+#include "tools/llm/model.h"
 #include "tools/llm/model_files.h"
-#include "tools/llm/weights.h"
 
 namespace {
 
@@ -121,10 +121,9 @@ void show_progress(double done) {
 
 void run_chat(const ChatOptions& options) {
   const KvDtype& dtype = cpu_kv_dtype(options.kv_dtype);
-  const gguf::File file(options.model.empty() ? llm::default_model() : options.model);
-  const llm::Shape shape = llm::read_shape(file);
-  const tokeniser::Tokeniser tokeniser(file);
-  const ChatTemplate chat_template(file, tokeniser, options.template_name);
+  llm::Model model(options.model.empty() ? llm::default_model() : options.model);
+  const llm::Shape& shape = model.shape();
+  const ChatTemplate chat_template(model.file(), model.tokeniser(), options.template_name);
   const int64_t context =
       options.context > 0 ? options.context : std::min<int64_t>(shape.context, 8192);
   if (context > shape.context)
@@ -134,12 +133,8 @@ void run_chat(const ChatOptions& options) {
                           ? options.threads
                           : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   llm::WorkerPool pool(threads);
-  const llm::BlockKernels& kernels = llm::block_kernels();
-  const llm::LoadOptions load{
-      options.weights == "fp32" ? llm::WeightType::kFloat32 : llm::WeightType::kBfloat16,
-      show_progress};
-  const llm::Weights weights = llm::load_weights(file, shape, load, pool, kernels);
-  llm::Network network(shape, weights, pool, kernels);
+  llm::Network& network =
+      model.load({llm::weight_type(options.weights), show_progress}, pool, llm::block_kernels());
   ChatCache cache(shape, dtype.type, context, pool);
 
   SessionOptions session_options;
@@ -147,8 +142,8 @@ void run_chat(const ChatOptions& options) {
   session_options.max_new = options.max_new;
   session_options.may_cut = options.may_cut;
   session_options.sampler = options.sampler;
-  session_options.model_id = llm::model_id(file) + "/" + options.weights;
-  Session session(shape, cache, network, tokeniser, chat_template, session_options);
+  session_options.model_id = llm::model_id(model.file()) + "/" + options.weights;
+  Session session(shape, cache, network, model.tokeniser(), chat_template, session_options);
   const Interrupts interrupts;
   if (!options.load_path.empty()) {
     session.load(options.load_path);

@@ -7,13 +7,16 @@
 
 #include "tools/demo/kv_store.h"
 #include "tools/llm/block_kernels.h"
+#include "tools/llm/shape.h"
 #include "tools/llm/worker_pool.h"
 
 namespace kvc::demo {
 
 class ContiguousStore final : public KvStore {
  public:
-  ContiguousStore(const AttentionShape& shape, int64_t max_length, int max_sequences,
+  // Borrows shape, pool and kernels. Throws std::runtime_error for a rotation that it does not have
+  // (YaRN).
+  ContiguousStore(const llm::Shape& shape, int64_t max_length, int max_sequences,
                   llm::WorkerPool& pool, const llm::BlockKernels& kernels);
 
   bool add(int sequence) override;
@@ -21,7 +24,7 @@ class ContiguousStore final : public KvStore {
   bool can_fork() const override { return false; }
   void remove(int sequence) override;
   bool begin(std::span<const BatchItem> batch) override;
-  void attention(int layer, const float* qkv, int64_t stride, float* out) override;
+  void attend(int32_t layer, const float* qkv, int64_t stride, float* out) override;
   void end() override;
   MemoryUse memory() const override;
 
@@ -30,7 +33,7 @@ class ContiguousStore final : public KvStore {
 
  private:
   // K lies transposed, [layer][kv head][dim][max_length], so that scores are computed over
-  // neighbouring keys; V follows, [layer][kv head][max_length][dim].
+  // neighbouring keys; V follows, [layer][kv head][max_length][padded_dim_].
   struct Slot {
     std::unique_ptr<float[]> data;
     int64_t length = 0;
@@ -43,25 +46,37 @@ class ContiguousStore final : public KvStore {
     int64_t tokens;
     int kv_head;
   };
+  // Cosines and sines, [max_length][pairs].
+  struct Rotation {
+    bool is_interleaved = false;
+    int64_t pairs = 0;
+    std::vector<float> cosines, sines;
+  };
   struct Scratch {
-    std::vector<float> queries, scores, accumulated, row_max, row_sum;
+    std::vector<float> queries, scores, accumulated, row_max, row_sum, rotated;
     std::vector<int64_t> visible;
   };
 
-  float* keys(const Slot& slot, int layer, int kv_head) const;
-  float* values(const Slot& slot, int layer, int kv_head) const;
-  void rotate(const float* in, int64_t position, float scale, float* out) const;
-  void append(int layer, const float* qkv, int64_t stride, const Tile& tile);
-  void attend(int layer, const float* qkv, int64_t stride, float* out, const Tile& tile,
-              Scratch& scratch);
+  Rotation make_rotation(const kvc_rope& rope) const;
+  int64_t plane(int32_t layer, int kv_head) const {
+    return int64_t{layer} * shape_.kv_heads + kv_head;
+  }
+  float* keys(const Slot& slot, int32_t layer, int kv_head) const;
+  float* values(const Slot& slot, int32_t layer, int kv_head) const;
+  void rotate(const Rotation& rotation, const float* in, int64_t position, float scale,
+              float* out) const;
+  void append(int32_t layer, const float* qkv, int64_t stride, const Tile& tile, Scratch& scratch);
+  void attend_tile(int32_t layer, const float* qkv, int64_t stride, float* out, const Tile& tile,
+                   Scratch& scratch);
 
-  AttentionShape shape_;
+  const llm::Shape& shape_;
   int64_t max_length_;
+  int64_t padded_dim_;  // Up to a whole panel of the kernels.
   int64_t slot_floats_;
   size_t max_sequences_;
   llm::WorkerPool& pool_;
   const llm::BlockKernels& kernels_;
-  std::vector<float> cosines_, sines_;  // [max_length][head_dim / 2]
+  std::vector<Rotation> rotations_;  // [shape.ropes]
   std::map<int, Slot> slots_;
   std::vector<BatchItem> batch_;
   std::vector<Tile> tiles_;

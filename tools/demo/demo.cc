@@ -55,8 +55,7 @@ void choose_model(CommandLine& line) {
     if (line.temperature->count() == 0) options.temperature = 0;
     if (line.max_new->count() == 0) options.workload.max_new = kShortAnswer;
   }
-  options.weights =
-      line.weights == "bf16" ? kvc::llm::WeightType::kBfloat16 : kvc::llm::WeightType::kFloat32;
+  options.weights = kvc::llm::weight_type(line.weights);
 }
 
 // Opened before the run, so that a path that cannot be written is known at once.
@@ -146,7 +145,8 @@ void register_demo(CLI::App& app, int& exit_code) {
   };
 
   file("--model", options.model_path,
-       "A GGUF file of llama, qwen2 or qwen3; default: the one that `make demo` fetches", "Work");
+       "A GGUF file of llama, qwen2, qwen3 or gemma3; default: the one that `make demo` fetches",
+       "Work");
   demo->add_flag("--random", line->random, "Random weights, though there is a model")
       ->group("Work");
   choice("--weights", line->weights, {"bf16", "fp32"}, "Weights in memory: bf16 or fp32",

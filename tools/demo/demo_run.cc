@@ -11,10 +11,11 @@
 #include "tools/chat/terminal_io.h"
 #include "tools/demo/contiguous_store.h"
 #include "tools/demo/questions.h"
+#include "tools/demo/random_model.h"
 #include "tools/demo/restart.h"
 #include "tools/demo/terminal.h"
 #include "tools/isa_names.h"
-#include "tools/tokeniser/tokeniser.h"
+#include "tools/llm/model.h"
 
 namespace kvc::demo {
 namespace {
@@ -35,25 +36,21 @@ llm::KernelLevel kernel_level(kvc_cpu_isa isa) {
 }
 
 // How many conversations like these the memory of row 1 would hold at their full length.
-int64_t paged_fit(const DemoRun& run, const DemoRow& row) {
-  const int64_t page = run.options.page_size;
-  const auto system = static_cast<int64_t>(run.workload.system.size());
-  const int64_t common = row.shared ? ceil_div(system, page) : 0;
+int64_t paged_fit(const DemoRun& run, const DemoRow& row, const PagedStore& store) {
+  const int64_t system = row.shared ? static_cast<int64_t>(run.workload.system.size()) : 0;
   int64_t own = 0;
-  for (const Conversation& c : run.workload.conversations) {
-    own += ceil_div(c.longest(), page) - (row.shared ? system / page : 0);
-  }
-  const int64_t pages = static_cast<int64_t>(run.contiguous_bytes) / row.page_bytes - common;
+  for (const Conversation& c : run.workload.conversations)
+    own += store.own_pages(c.longest(), system);
+  const int64_t pages =
+      static_cast<int64_t>(run.contiguous_bytes) / row.page_bytes - store.own_pages(system, 0);
   return pages * static_cast<int64_t>(run.workload.conversations.size()) / own;
 }
 
 // The longest conversation alone must fit, beside the system prompt that row 3 keeps.
 void check_memory(const DemoRun& run) {
   if (run.options.memory_mib == 0) return;
-  const AttentionShape& m = run.attention;
-  const int64_t element = run.options.dtype == StorageType::kFloat32 ? 4 : 2;
-  const int64_t page_bytes =
-      int64_t{2} * m.layers * m.kv_heads * m.head_dim * element * run.options.page_size;
+  const int64_t page_bytes = int64_t{2} * run.layers * run.kv_heads * run.head_dim *
+                             bytes_of(run.options.dtype) * run.options.page_size;
   const int64_t pages = ceil_div(run.workload.longest_request(), run.options.page_size) + 1;
   const int64_t least = ceil_div(pages * page_bytes, 1 << 20);
   if (run.options.memory_mib < least) {
@@ -108,12 +105,15 @@ struct Setup {
   DemoRun run;
   const llm::BlockKernels* kernels;
   std::unique_ptr<llm::WorkerPool> pool;
-  std::unique_ptr<Model> model;
-  std::unique_ptr<tokeniser::Tokeniser> tokeniser;  // Null: tokens are bytes.
+  // One of the two.
+  std::unique_ptr<llm::Model> model;
+  std::unique_ptr<RandomModel> random;
+  llm::Network* network = nullptr;
 
+  const llm::Shape& shape() const { return model ? model->shape() : random->shape(); }
   std::string text_of(std::vector<Token> tokens) const {
     if (!tokens.empty() && run.workload.is_end(tokens.back())) tokens.pop_back();
-    if (tokeniser != nullptr) return tokeniser->decode(tokens);
+    if (model != nullptr) return model->tokeniser().decode(tokens);
     return {tokens.begin(), tokens.end()};
   }
 };
@@ -157,13 +157,13 @@ ServeResult serve_row(Setup& setup, const DemoRow& row, KvStore& store,
   ServeOptions options = serve_options(run, row.shared);
   options.keep_system_prompt = std::move(keep_system_prompt);
   options.progress = [&](double part) { progress(part); };
-  if (run.rows.empty() && setup.tokeniser != nullptr) {
+  if (run.rows.empty() && setup.model != nullptr) {
     options.answered = [&](int conversation, size_t, const std::vector<Token>& answer) {
       transcripts.add(conversation, answer, progress);
     };
   }
   options.progress(0.0);
-  return serve(run.workload, *setup.model, store, options);
+  return serve(run.workload, *setup.network, store, options);
 }
 
 void read_answers(const Setup& setup, DemoRun& run) {
@@ -216,33 +216,39 @@ void load_model(Setup& setup) {
   DemoRun& run = setup.run;
   const DemoOptions& options = run.options;
   if (options.model_path.empty()) {
-    ModelShape shape;
-    if (options.quick) shape = {2, 128, 4, 2, 64, 256, 10000.0};
+    RandomShape shape;
+    if (options.quick) shape = {2, 128, 4, 2, 64, 256};
     run.workload = make_workload(options.workload);
     std::vector<Token> texts = run.workload.system;
     for (const Conversation& c : run.workload.conversations) {
       for (const char byte : c.turns[0].text) texts.push_back(static_cast<unsigned char>(byte));
     }
-    setup.model = std::make_unique<RandomModel>(shape, options.workload.seed, texts, *setup.pool,
-                                                *setup.kernels);
+    setup.random = std::make_unique<RandomModel>(shape, options.workload.seed, texts, *setup.pool,
+                                                 *setup.kernels);
+    setup.network = &setup.random->network();
+    run.num_parameters = setup.random->parameters();
   } else {
     const auto progress = [](double part) {
       if (!stderr_is_terminal()) return;
       std::fprintf(stderr, "\r  loading the model %3.0f %%%s", 100 * part,
                    part < 1 ? "" : "\r\x1b[K");
     };
-    auto model = std::make_unique<GgufModel>(options.model_path, options.weights, *setup.pool,
-                                             *setup.kernels, progress);
-    setup.tokeniser = std::make_unique<tokeniser::Tokeniser>(model->file());
-    const chat::ChatTemplate chat_template(model->file(), *setup.tokeniser);
+    setup.model = std::make_unique<llm::Model>(options.model_path);
+    const chat::ChatTemplate chat_template(setup.model->file(), setup.model->tokeniser());
     run.workload = make_chat_workload(options.workload, chat_template);
-    run.model_name = model->file().text("general.name").value_or("a model without a name");
-    setup.model = std::move(model);
+    setup.network = &setup.model->load({options.weights, progress}, *setup.pool, *setup.kernels);
+    run.model_name = setup.model->name();
+    run.num_parameters = setup.model->parameters();
   }
-  run.attention = setup.model->attention();
-  run.width = setup.model->width();
-  run.vocabulary = setup.model->vocabulary();
-  run.num_parameters = setup.model->num_parameters();
+  const llm::Shape& shape = setup.shape();
+  run.layers = static_cast<int>(shape.layers.size());
+  run.q_heads = shape.q_heads;
+  run.kv_heads = shape.kv_heads;
+  run.head_dim = shape.head_dim;
+  run.windows = std::count_if(shape.layers.begin(), shape.layers.end(),
+                              [](const llm::LayerShape& layer) { return layer.window > 0; });
+  run.width = shape.width;
+  run.vocabulary = shape.vocabulary;
 }
 
 Setup set_up(const DemoOptions& options) {
@@ -289,7 +295,6 @@ DemoRun run_demo(const DemoOptions& options) {
   Setup setup = set_up(options);
   DemoRun& run = setup.run;
   llm::WorkerPool& pool = *setup.pool;
-  const AttentionShape attention = run.attention;
   const int num_conversations = static_cast<int>(run.workload.conversations.size());
   SavedPrompt saved(options.save_path);
 
@@ -298,7 +303,7 @@ DemoRun run_demo(const DemoOptions& options) {
     DemoRow row;
     row.key = "contiguous";
     row.title = "1 contiguous";
-    ContiguousStore store(attention, run.max_length, num_conversations, pool, *setup.kernels);
+    ContiguousStore store(setup.shape(), run.max_length, num_conversations, pool, *setup.kernels);
     row.result = serve_row(setup, row, store);
     slots_bytes = store.slot_bytes() * static_cast<uint64_t>(num_conversations);
     run.contiguous_bytes = row.result.peak.reserved_bytes;
@@ -314,7 +319,7 @@ DemoRun run_demo(const DemoOptions& options) {
     row.shared = shared;
     const uint64_t byte_budget =
         options.memory_mib > 0 ? static_cast<uint64_t>(options.memory_mib) << 20 : slots_bytes;
-    PagedStore store(attention, paged_options(options, byte_budget), pool);
+    PagedStore store(setup.shape(), paged_options(options, byte_budget), pool);
     const auto save = [&](int sequence) { saved.write(store, sequence); };
     row.result = serve_row(setup, row, store, shared ? save : std::function<void(int)>());
     store.check();
@@ -322,7 +327,7 @@ DemoRun run_demo(const DemoOptions& options) {
     row.num_pages = store.plan_info().num_pages;
     row.pages_copied = store.stats().pages_copied;
     run.bytes_per_token_paged = store.plan_info().bytes_per_token;
-    row.sequences_that_fit = paged_fit(run, row);
+    row.sequences_that_fit = paged_fit(run, row, store);
     run.rows.push_back(std::move(row));
   }
   run.restart = saved.restart(run.rows.back().result.answers.front().tokens);
@@ -335,15 +340,12 @@ void answer_from_state(const DemoOptions& options) {
   Setup setup = set_up(options);
   Workload& workload = setup.run.workload;
   workload.conversations.resize(1);
-  const AttentionShape attention = setup.run.attention;
+  // Pages of every layer for the whole conversation, and as many again while a forward drops some.
   const auto tokens = static_cast<uint64_t>(workload.longest_request() + 2 * options.page_size);
-  const uint64_t element = options.dtype == StorageType::kFloat32 ? 4 : 2;
-  PagedStore store(
-      attention,
-      paged_options(options, tokens * 2 * element * static_cast<uint64_t>(attention.layers) *
-                                 static_cast<uint64_t>(attention.kv_heads) *
-                                 static_cast<uint64_t>(attention.head_dim)),
-      *setup.pool);
+  const uint64_t token_bytes = 2 * static_cast<uint64_t>(bytes_of(options.dtype)) *
+                               setup.shape().layers.size() *
+                               static_cast<uint64_t>(setup.shape().kv_width());
+  PagedStore store(setup.shape(), paged_options(options, 2 * tokens * token_bytes), *setup.pool);
   double load_seconds = 0.0;
   ServeOptions serving = serve_options(setup.run, true);
   serving.load_system_prompt = [&](int sequence) {
@@ -351,7 +353,7 @@ void answer_from_state(const DemoOptions& options) {
     store.load(sequence, options.state_path, static_cast<int64_t>(workload.system.size()));
     load_seconds = seconds_since(start);
   };
-  const ServeResult result = serve(workload, *setup.model, store, serving);
+  const ServeResult result = serve(workload, *setup.network, store, serving);
   print_answer(result, load_seconds);
 }
 

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "tools/demo/model.h"
 #include "tools/demo/paged_store.h"
 #include "tools/demo/scheduler.h"
 #include "tools/demo/workload.h"
@@ -79,7 +78,8 @@ struct Restart {
 struct DemoRun {
   DemoOptions options;
   std::string model_name;  // Empty: random weights.
-  AttentionShape attention{};
+  int layers = 0, q_heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t windows = 0;  // Layers with a window.
   int64_t width = 0, vocabulary = 0, num_parameters = 0;
   Workload workload;
   int threads = 0;

@@ -1,22 +1,14 @@
-// Where a row of the demo keeps its keys and values: the one interface that differs between the
-// rows. Model, scheduler and sampler are the same for all.
+// Where a row of the demo keeps its keys and values: what differs between the rows. Model,
+// scheduler and sampler are the same for all.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "kvcache.h"
+#include "tools/llm/network.h"
 
 namespace kvc::demo {
-
-struct AttentionShape {
-  int layers, q_heads, kv_heads, head_dim;
-  kvc_rope rope;  // Without scaling, of whole heads.
-
-  int64_t qkv_width() const { return int64_t{q_heads + 2 * kv_heads} * head_dim; }
-  int64_t out_width() const { return int64_t{q_heads} * head_dim; }
-};
 
 // One sequence's part of a step: `count` new tokens after the `begin` that are cached.
 struct BatchItem {
@@ -33,14 +25,13 @@ struct MemoryUse {
 // One page of a pool at some moment. Without references the page is free.
 struct PageUse {
   int refs = 0;
-  int first_sequence = -1;  // lowest sequence with a reference
-  int64_t filled = 0;       // tokens in it
+  int first_sequence = -1;    // lowest sequence with a reference
+  uint64_t filled_bytes = 0;  // K and V of the tokens in it.
 };
 
-class KvStore {
+// attend() keeps the new keys and values of the step's tokens, then attends.
+class KvStore : public llm::Attention {
  public:
-  virtual ~KvStore() = default;
-
   // False: no memory for another sequence now.
   virtual bool add(int sequence) = 0;
   // `child` starts with the first `length` tokens of `parent`; only where can_fork().
@@ -50,9 +41,6 @@ class KvStore {
 
   // Opens a step. False: the memory is full now and nothing has changed.
   virtual bool begin(std::span<const BatchItem> batch) = 0;
-  // Keeps the new keys and values, then attends. qkv [T][q heads, k heads, v heads], rows `stride`
-  // floats apart, not rotated; out [T][q heads]
-  virtual void attention(int layer, const float* qkv, int64_t stride, float* out) = 0;
   virtual void end() = 0;
 
   virtual MemoryUse memory() const = 0;

@@ -41,25 +41,15 @@ struct ActivationTensor {
 
 }  // namespace
 
-PagedStore::PagedStore(const AttentionShape& shape, const PagedOptions& options,
-                       llm::WorkerPool& pool)
+PagedStore::PagedStore(const llm::Shape& shape, const PagedOptions& options, llm::WorkerPool& pool)
     : shape_(shape),
       attention_flags_(options.batch_invariant ? uint64_t{KVC_ATTN_BATCH_INVARIANT} : 0) {
-  kvc_layer layer{};
-  layer.struct_size = sizeof(layer);
-  layer.kind = KVC_LAYER_ATTENTION;
-  layer.num_q_heads = shape.q_heads;
-  layer.num_kv_heads = shape.kv_heads;
-  layer.k_dim = shape.head_dim;
-  layer.k_dtype = storage_dtype(options.dtype);
-  layer.rope = &shape.rope;
-  const std::vector<kvc_layer> layers(static_cast<size_t>(shape.layers), layer);
-
+  const std::vector<kvc_layer> layers = llm::kv_layers(shape, storage_dtype(options.dtype));
   const kvc_executor executor = pool.executor();
   kvc_config config;
   kvc_config_init(&config, sizeof(config));
   config.page_size = options.page_size;
-  config.num_layers = shape.layers;
+  config.num_layers = static_cast<int32_t>(layers.size());
   config.layers = layers.data();
   config.byte_budget = options.byte_budget;
   config.cpu_isa = options.isa;
@@ -111,14 +101,15 @@ bool PagedStore::begin(std::span<const BatchItem> batch) {
   return true;
 }
 
-void PagedStore::attention(int layer, const float* qkv, int64_t stride, float* out) {
+void PagedStore::attend(int32_t layer, const float* qkv, int64_t stride, float* out) {
   const int64_t tokens = kvc_forward_num_tokens(forward_);
   const ActivationTensor in(qkv, tokens, shape_.q_heads + 2 * shape_.kv_heads, shape_.head_dim,
                             stride);
-  ActivationTensor result(out, tokens, shape_.q_heads, shape_.head_dim, shape_.out_width());
+  ActivationTensor result(out, tokens, shape_.q_heads, shape_.head_dim, shape_.q_width());
   kvc_attn_opt options{};
   options.struct_size = sizeof(options);
   options.flags = attention_flags_;
+  options.scale = static_cast<float>(shape_.attention_scale);
   kvc_error error{};
   require(kvc_attn_fused_qkv(forward_, layer, &options, &in.tensor, &result.tensor, &error), error,
           "kvc_attn_fused_qkv");
@@ -168,11 +159,32 @@ void PagedStore::check() const {
   require(kvc_cache_check(cache_.get(), &error), error, "kvc_cache_check");
 }
 
+kvc_group_info PagedStore::group(int32_t index) const {
+  kvc_group_info info{};
+  info.struct_size = sizeof(info);
+  kvc_error error{};
+  require(kvc_plan_group_get(plan_.get(), index, &info, &error), error, "kvc_plan_group_get");
+  return info;
+}
+
+int64_t PagedStore::own_pages(int64_t tokens, int64_t shared) const {
+  int64_t pages = 0;
+  for (int32_t g = 0; g < plan_info_.num_groups; ++g) {
+    const kvc_group_info info = group(g);
+    const auto pages_of = [&](int64_t count) {
+      return (count + info.page_size - 1) / info.page_size;
+    };
+    const int64_t whole = pages_of(tokens);
+    pages += info.window > 0 ? std::min(whole, pages_of(info.window) + 1)
+                             : whole - shared / info.page_size;
+  }
+  return pages;
+}
+
 MemoryUse PagedStore::memory() const {
   MemoryUse use;
   use.reserved_bytes = static_cast<uint64_t>(stats().pages_used) * plan_info_.page_bytes;
-  for (const PageUse& page : pages())
-    use.used_bytes += static_cast<uint64_t>(page.filled) * plan_info_.bytes_per_token;
+  for (const PageUse& page : pages()) use.used_bytes += page.filled_bytes;
   return use;
 }
 
@@ -184,21 +196,31 @@ std::vector<PageUse> PagedStore::pages() const {
   std::vector<kvc_seq> sequences(count);
   require(kvc_seq_list(cache_.get(), sequences.data(), &count, &error), error, "kvc_seq_list");
   for (const kvc_seq sequence : sequences) {
-    int64_t left = 0;
-    require(kvc_seq_length(cache_.get(), sequence, &left, &error), error, "kvc_seq_length");
-    DLManagedTensorVersioned* table = nullptr;
-    require(kvc_export_seq_pages(cache_.get(), sequence, 0, &table, &error), error,
-            "kvc_export_seq_pages");
-    const auto* ids = reinterpret_cast<const int32_t*>(
-        static_cast<const char*>(table->dl_tensor.data) + table->dl_tensor.byte_offset);
-    for (int64_t i = 0; i < table->dl_tensor.shape[0]; ++i, left -= plan_info_.page_size) {
-      PageUse& page = pages[static_cast<size_t>(ids[i])];
-      if (page.refs++ == 0) page.first_sequence = static_cast<int>(sequence);
-      page.filled = std::max(page.filled, std::min<int64_t>(left, plan_info_.page_size));
-    }
-    table->deleter(table);
+    for (int32_t g = 0; g < plan_info_.num_groups; ++g) add_pages(sequence, g, pages);
   }
   return pages;
+}
+
+void PagedStore::add_pages(kvc_seq sequence, int32_t index, std::vector<PageUse>& pages) const {
+  const kvc_group_info info = group(index);
+  kvc_error error{};
+  int64_t length = 0;
+  require(kvc_seq_length(cache_.get(), sequence, &length, &error), error, "kvc_seq_length");
+  DLManagedTensorVersioned* table = nullptr;
+  require(kvc_export_seq_pages(cache_.get(), sequence, index, &table, &error), error,
+          "kvc_export_seq_pages");
+  const auto* ids = reinterpret_cast<const int32_t*>(
+      static_cast<const char*>(table->dl_tensor.data) + table->dl_tensor.byte_offset);
+  const int64_t count = table->dl_tensor.shape[0];
+  // The last page holds what is left of the length, those before it are full.
+  const int64_t last = length - (length - 1) / info.page_size * info.page_size;
+  for (int64_t i = 0; i < count; ++i) {
+    PageUse& page = pages[static_cast<size_t>(ids[i])];
+    if (page.refs++ == 0) page.first_sequence = static_cast<int>(sequence);
+    const auto filled = static_cast<uint64_t>(i + 1 < count ? info.page_size : last);
+    page.filled_bytes = std::max(page.filled_bytes, filled * info.bytes_per_token);
+  }
+  table->deleter(table);
 }
 
 }  // namespace kvc::demo

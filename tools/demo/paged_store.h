@@ -7,11 +7,13 @@
 
 #include "kvcache.h"
 #include "tools/demo/kv_store.h"
+#include "tools/llm/shape.h"
 #include "tools/llm/worker_pool.h"
 
 namespace kvc::demo {
 
 enum class StorageType { kFloat32, kFloat16, kBfloat16 };
+constexpr int64_t bytes_of(StorageType type) { return type == StorageType::kFloat32 ? 4 : 2; }
 
 struct PagedOptions {
   StorageType dtype = StorageType::kFloat32;
@@ -28,14 +30,15 @@ struct LibraryError : std::runtime_error {
 
 class PagedStore final : public KvStore {
  public:
-  PagedStore(const AttentionShape& shape, const PagedOptions& options, llm::WorkerPool& pool);
+  // Borrows shape and pool.
+  PagedStore(const llm::Shape& shape, const PagedOptions& options, llm::WorkerPool& pool);
 
   bool add(int sequence) override;
   void fork(int parent, int child, int64_t length) override;
   bool can_fork() const override { return true; }
   void remove(int sequence) override;
   bool begin(std::span<const BatchItem> batch) override;
-  void attention(int layer, const float* qkv, int64_t stride, float* out) override;
+  void attend(int32_t layer, const float* qkv, int64_t stride, float* out) override;
   void end() override;
   MemoryUse memory() const override;
   std::vector<PageUse> pages() const override;
@@ -43,6 +46,10 @@ class PagedStore final : public KvStore {
   // To a state file, whose bytes are returned, and back. The loaded sequence has `length` tokens.
   uint64_t save(int sequence, const std::string& path) const;
   void load(int sequence, const std::string& path, int64_t length);
+
+  // Pages of a sequence of `tokens` tokens, but those that it shares with a sequence which has its
+  // first `shared` tokens. Windows share nothing for long.
+  int64_t own_pages(int64_t tokens, int64_t shared) const;
 
   kvc_stats stats() const;
   kvc_plan_info plan_info() const { return plan_info_; }
@@ -56,7 +63,10 @@ class PagedStore final : public KvStore {
     void operator()(kvc_cache* cache) const { kvc_cache_destroy(cache); }
   };
 
-  AttentionShape shape_;
+  kvc_group_info group(int32_t index) const;
+  void add_pages(kvc_seq sequence, int32_t group, std::vector<PageUse>& pages) const;
+
+  const llm::Shape& shape_;
   uint64_t attention_flags_;
   std::unique_ptr<kvc_plan, PlanDeleter> plan_;
   std::unique_ptr<kvc_cache, CacheDeleter> cache_;

@@ -68,7 +68,6 @@ Json row_json(const DemoRow& row, int root) {
 }  // namespace
 
 std::string json_report(const DemoRun& run) {
-  const AttentionShape& m = run.attention;
   Json rows = Json::array();
   for (const DemoRow& row : run.rows) rows.push_back(row_json(row, run.root_sequence()));
   Json conversations = Json::array();
@@ -103,12 +102,12 @@ std::string json_report(const DemoRun& run) {
                     {"model",
                      {{"name", run.model_name.empty() ? "random weights" : run.model_name},
                       {"parameters", run.num_parameters},
-                      {"layers", m.layers},
+                      {"layers", run.layers},
                       {"width", run.width},
                       {"vocabulary", run.vocabulary},
-                      {"q_heads", m.q_heads},
-                      {"kv_heads", m.kv_heads},
-                      {"head_dim", m.head_dim},
+                      {"q_heads", run.q_heads},
+                      {"kv_heads", run.kv_heads},
+                      {"head_dim", run.head_dim},
                       {"kv_bytes_per_token_contiguous", run.bytes_per_token_contiguous},
                       {"kv_bytes_per_token_paged", run.bytes_per_token_paged}}},
                     {"system_prompt_tokens", run.workload.system.size()},

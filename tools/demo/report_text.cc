@@ -24,7 +24,6 @@ std::string most_tokens(const Workload& workload) {
 }
 
 std::string heading(const DemoRun& run, bool colours) {
-  const AttentionShape& m = run.attention;
   const auto count = static_cast<int64_t>(run.workload.conversations.size());
   const auto system = static_cast<int64_t>(run.workload.system.size());
   const auto label = [&](const char* text) {
@@ -38,8 +37,11 @@ std::string heading(const DemoRun& run, bool colours) {
   out +=
       label("  model") + (run.model_name.empty() ? std::string() : run.model_name + ": ") +
       format("%d layers, width %lld, %d query heads on %d KV heads of %d, %.1f million parameters",
-             m.layers, static_cast<long long>(run.width), m.q_heads, m.kv_heads, m.head_dim,
+             run.layers, static_cast<long long>(run.width), run.q_heads, run.kv_heads, run.head_dim,
              static_cast<double>(run.num_parameters) / 1e6) +
+      (run.windows > 0 ? format("; %lld of %d layers have windows",
+                                static_cast<long long>(run.windows), run.layers)
+                       : std::string()) +
       (run.model_name.empty() ? "; a byte is a token\n" : "\n");
   if (run.model_name.empty()) {
     out += label("") +

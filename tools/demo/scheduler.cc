@@ -34,8 +34,9 @@ struct Request {
 
 class Scheduler {
  public:
-  Scheduler(const Workload& workload, Model& model, KvStore& store, const ServeOptions& options)
-      : workload_(workload), model_(model), store_(store), options_(options) {
+  Scheduler(const Workload& workload, llm::Network& network, KvStore& store,
+            const ServeOptions& options)
+      : workload_(workload), network_(network), store_(store), options_(options) {
     num_conversations_ = static_cast<int>(workload.conversations.size());
     requests_.resize(static_cast<size_t>(num_conversations_) + 1);
     result_.answers.resize(static_cast<size_t>(num_conversations_));
@@ -204,8 +205,8 @@ class Scheduler {
         wanted_.push_back(static_cast<int64_t>(tokens_.size()) - 1);
       }
     }
-    logits_.resize(wanted_.size() * static_cast<size_t>(model_.vocabulary()));
-    model_.forward(store_, tokens_, wanted_, logits_.data());
+    logits_.resize(wanted_.size() * static_cast<size_t>(network_.vocabulary()));
+    network_.forward(store_, tokens_, wanted_, logits_.data());
     store_.end();
   }
 
@@ -223,8 +224,8 @@ class Scheduler {
         continue;
       }
       if (r.remaining() > 0) continue;
-      take_token(item.sequence, {logits, static_cast<size_t>(model_.vocabulary())});
-      logits += model_.vocabulary();
+      take_token(item.sequence, {logits, static_cast<size_t>(network_.vocabulary())});
+      logits += network_.vocabulary();
       if (r.turn == conversation(item.sequence).turns.size()) finished.push_back(item.sequence);
     }
     record_peak();
@@ -246,7 +247,7 @@ class Scheduler {
     const Token token = sample(logits, options_.temperature, options_.seed, id, place);
     answer.tokens.push_back(token);
     for (size_t i = 0; i < logits.size();
-         i += static_cast<size_t>(kept_stride(model_.vocabulary())))
+         i += static_cast<size_t>(kept_stride(network_.vocabulary())))
       answer.logits.push_back(logits[i]);
     const bool is_end = workload_.is_end(token);
     // A prompt brings the end of the answer before it.
@@ -278,7 +279,7 @@ class Scheduler {
   }
 
   const Workload& workload_;
-  Model& model_;
+  llm::Network& network_;
   KvStore& store_;
   const ServeOptions& options_;
   int num_conversations_ = 0;
@@ -296,9 +297,9 @@ class Scheduler {
 
 }  // namespace
 
-ServeResult serve(const Workload& workload, Model& model, KvStore& store,
+ServeResult serve(const Workload& workload, llm::Network& network, KvStore& store,
                   const ServeOptions& options) {
-  return Scheduler(workload, model, store, options).run();
+  return Scheduler(workload, network, store, options).run();
 }
 
 std::vector<Token> Answer::turn(size_t index) const {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "tools/demo/kv_store.h"
-#include "tools/demo/model.h"
 #include "tools/demo/workload.h"
+#include "tools/llm/network.h"
 
 namespace kvc::demo {
 
@@ -68,7 +68,7 @@ struct ServeResult {
   double first_token_percentile(double percent) const;
 };
 
-ServeResult serve(const Workload& workload, Model& model, KvStore& store,
+ServeResult serve(const Workload& workload, llm::Network& network, KvStore& store,
                   const ServeOptions& options);
 
 }  // namespace kvc::demo

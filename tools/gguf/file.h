@@ -44,7 +44,7 @@ struct Tensor {
   std::string_view name;
   // Dimension 0 is contiguous: a matrix [rows][columns] has shape {columns, rows}.
   std::vector<int64_t> shape;
-  TensorType type;
+  TensorType type = TensorType::kF32;
   const std::byte* data = nullptr;
 
   int64_t elements() const;

@@ -61,7 +61,7 @@ void Network::embed(std::span<const int32_t> tokens) {
   const auto scale = static_cast<float>(shape_.embedding_scale);
   for_rows(static_cast<int64_t>(tokens.size()), shape_.width, [&](int64_t t) {
     float* row = hidden_.row(t);
-    gguf::unpack(*weights_.embedding, tokens[static_cast<size_t>(t)] * shape_.width, shape_.width,
+    gguf::unpack(weights_.embedding, tokens[static_cast<size_t>(t)] * shape_.width, shape_.width,
                  row);
     for (int64_t i = 0; i < shape_.width; ++i) {
       if (weights_.type == WeightType::kBfloat16) row[i] = from_bfloat16(to_bfloat16(row[i]));
@@ -137,8 +137,11 @@ void Network::finish_logits(std::span<const int64_t> wanted, float* logits) {
   });
   multiply(weights_.head, normed_.data.data(), normed_.stride, rows, head_.data.data(),
            head_.stride, false);
-  for (int64_t i = 0; i < rows; ++i)
-    std::copy_n(head_.row(i), shape_.vocabulary, logits + i * shape_.vocabulary);
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = logits + i * shape_.vocabulary;
+    std::copy_n(head_.row(i), shape_.vocabulary, row);
+    for (size_t id = 0; id < weights_.head_bias.size(); ++id) row[id] += weights_.head_bias[id];
+  }
 }
 
 void Network::forward(Attention& attention, std::span<const int32_t> tokens,

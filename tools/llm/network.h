@@ -35,6 +35,8 @@ class Network {
   void forward(Attention& attention, std::span<const int32_t> tokens,
                std::span<const int64_t> wanted, float* logits);
 
+  int64_t vocabulary() const { return shape_.vocabulary; }
+
   // Of forwards, by the thread that called them.
   struct Seconds {
     double products = 0, attention = 0;

@@ -40,9 +40,9 @@ class Loader {
       : file_(file), shape_(shape), options_(options), pool_(pool), kernels_(kernels) {}
 
   Weights load() {
-    Weights weights{};
+    Weights weights;
     weights.type = options_.type;
-    weights.embedding = &matrix("token_embd.weight", shape_.width, shape_.vocabulary);
+    weights.embedding = matrix("token_embd.weight", shape_.width, shape_.vocabulary);
     require_memory();
     weights.output_norm = vector("output_norm.weight", shape_.width);
     for (size_t i = 0; i < shape_.layers.size(); ++i) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "tools/gguf/file.h"
@@ -34,14 +35,20 @@ struct LayerWeights {
 };
 
 struct Weights {
-  WeightType type;
-  const gguf::Tensor* embedding;  // Rows of it are unpacked when they are needed.
+  WeightType type = WeightType::kBfloat16;
+  gguf::Tensor embedding;  // Rows of it are unpacked when they are needed.
   std::vector<LayerWeights> layers;
   std::vector<float> output_norm;
-  PackedMatrix head;  // [width][vocabulary]
+  PackedMatrix head;             // [width][vocabulary]
+  std::vector<float> head_bias;  // [vocabulary]; empty: none.
 
   int64_t bytes() const;
 };
+
+// "fp32" or "bf16", as on the command line.
+inline WeightType weight_type(std::string_view name) {
+  return name == "fp32" ? WeightType::kFloat32 : WeightType::kBfloat16;
+}
 
 struct LoadOptions {
   WeightType type = WeightType::kBfloat16;
