@@ -22,6 +22,7 @@
 #include "tools/chat/chat_template.h"
 #include "tools/demo/questions.h"
 #include "tools/kv_dtypes.h"
+#include "tools/llm/model.h"
 #include "tools/llm/model_files.h"
 #include "tools/tokeniser/utf8.h"
 
@@ -169,8 +170,8 @@ std::string Reader::answer(kvc_seq prompt, std::span<const int32_t> turn,
 
 // The handbook's prompt and the turns of its questions.
 struct Interview {
-  Interview(const gguf::File& file, const tokeniser::Tokeniser& tokeniser, const std::string& name)
-      : chat_template(file, tokeniser, name),
+  Interview(const llm::Model& model, const std::string& name)
+      : chat_template(model.file(), model.tokeniser(), name),
         questions(demo::questions()),
         prompt(demo::handbook_prompt(chat_template)) {
     for (const demo::Question& question : questions)
@@ -226,9 +227,9 @@ Report run_accuracy(const AccuracyOptions& options) {
                   std::to_string(options.window));
   const std::string text = read_text(options.text);
   const std::string path = options.model.empty() ? llm::default_model() : options.model;
-  const gguf::File file(path);
-  const llm::Shape shape = llm::read_shape(file);
-  const tokeniser::Tokeniser tokeniser(file);
+  llm::Model model(path);
+  const llm::Shape& shape = model.shape();
+  const tokeniser::Tokeniser& tokeniser = model.tokeniser();
   const std::vector<int32_t> tokens = tokeniser.encode(text, false);
   const auto count = static_cast<int64_t>(tokens.size());
   if (count < 2) throw Refusal(options.text + " has one token: the first one is not judged");
@@ -238,7 +239,7 @@ Report run_accuracy(const AccuracyOptions& options) {
                   std::to_string(shape.context) + " tokens");
   std::optional<Interview> interview;
   if (!options.no_questions) {
-    interview.emplace(file, tokeniser, options.chat_template);
+    interview.emplace(model, options.chat_template);
     context = std::max(context, interview->longest());
     if (interview->longest() > shape.context)
       throw Refusal("the handbook with a question and its answer takes " +
@@ -249,13 +250,8 @@ Report run_accuracy(const AccuracyOptions& options) {
 
   const int threads = threads_of(options.common);
   llm::WorkerPool pool(threads);
-  const llm::BlockKernels& kernels = llm::block_kernels();
-  const bool is_float = options.weights == "fp32";
-  const llm::Weights weights = llm::load_weights(
-      file, shape,
-      {is_float ? llm::WeightType::kFloat32 : llm::WeightType::kBfloat16, show_loading}, pool,
-      kernels);
-  llm::Network network(shape, weights, pool, kernels);
+  llm::Network& network =
+      model.load({llm::weight_type(options.weights), show_loading}, pool, llm::block_kernels());
   chat::ChatCache cache(shape, dtype.type, context, pool);
   Reader reader(shape, tokeniser, pool, network, cache);
 
