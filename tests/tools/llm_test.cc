@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -364,6 +368,44 @@ TEST(ToolSampler, DrawsTheLikeliestOrByTheirShare) {
     const int32_t id = narrow.draw(logits);
     ASSERT_TRUE(id == 1 || id == 3) << id;
   }
+}
+
+// No test of its own: tests/clients/hf/test_command_logits.py runs it on files of the `gguf`
+// package, and compares what it writes with the logits of transformers. KVC_LLM_FILES has three
+// lines: a model, ids of tokens, and where the logits go, both as arrays.
+TEST(ToolLlmOracle, DISABLED_WritesLogits) {
+  const char* given = std::getenv("KVC_LLM_FILES");
+  ASSERT_NE(given, nullptr);
+  const std::string names = given;
+  const size_t first = names.find('\n'), second = names.rfind('\n');
+  ASSERT_LT(first, second);
+  std::ifstream in(names.substr(first + 1, second - first - 1), std::ios::binary);
+  std::vector<int32_t> tokens;
+  for (int32_t id = 0; in.read(reinterpret_cast<char*>(&id), sizeof id);) tokens.push_back(id);
+  ASSERT_FALSE(tokens.empty());
+
+  const gguf::File file(names.substr(0, first));
+  const Shape shape = read_shape(file);
+  WorkerPool pool(1);
+  const Weights weights =
+      load_weights(file, shape, {WeightType::kFloat32, {}}, pool, block_kernels());
+  Network network(shape, weights, pool, block_kernels());
+  chat::ChatCache cache(shape, {kDLFloat, 32, 1}, static_cast<int64_t>(tokens.size()), pool);
+  cache.add(1);
+  std::ofstream out(names.substr(second + 1), std::ios::binary);
+  // In parts, so that most keys come out of the cache.
+  constexpr size_t kPart = 64;
+  for (size_t at = 0; at < tokens.size(); at += kPart) {
+    const size_t count = std::min(kPart, tokens.size() - at);
+    std::vector<int64_t> wanted(count);
+    std::iota(wanted.begin(), wanted.end(), 0);
+    std::vector<float> logits(count * static_cast<size_t>(shape.vocabulary));
+    cache.forward(1, std::span(tokens).subspan(at, count), network, wanted, logits.data());
+    out.write(reinterpret_cast<const char*>(logits.data()),
+              static_cast<std::streamsize>(logits.size() * sizeof(float)));
+  }
+  out.close();
+  ASSERT_TRUE(out.good());
 }
 
 }  // namespace
