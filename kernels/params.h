@@ -10,14 +10,31 @@
 
 namespace kvc::kernels {
 
-// Element types a tensor or the pool may have. Values are internal, not part of the C ABI.
-enum class DType : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2 };
+// Element types a tensor or the pool may have. Values are internal, not part of the C ABI. Those of
+// 8 bits are quantised rows of the pool (RowScales) and no types of a tensor. CPU only: on CUDA
+// RowStorage names them.
+enum class DType : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kInt8 = 3, kE4M3 = 4, kE5M2 = 5 };
 
 // A bias counts as at most so much either way, but for -inf, which masks: log2(e) times more is no
 // float32.
 constexpr float kMaxBias = 2.35e38f;
 
-constexpr int64_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+constexpr bool is_quantised(DType dtype) { return dtype >= DType::kInt8; }
+constexpr int64_t dtype_bytes(DType dtype) {
+  return dtype == DType::kF32 ? 4 : is_quantised(dtype) ? 1 : 2;
+}
+
+// The scales of quantised rows: value = element * scale. With `base` there is one float32 per token
+// and head, which an append writes; without it all rows have `shared`. CPU only: on CUDA RowStorage
+// has them.
+//   scale(page, head, offset) at base + page*page_stride + head*head_stride + offset*token_stride
+struct RowScales {
+  std::byte* base = nullptr;
+  int64_t page_stride = 0;
+  int64_t head_stride = 0;
+  int64_t token_stride = 0;
+  float shared = 1;
+};
 
 // The K half or the V half of one layer in the pool: the only place where page addresses are
 // computed.
@@ -31,11 +48,28 @@ struct PagedRows {
   int64_t head_stride;
   int64_t token_stride;
   DType dtype;
+  RowScales scales{};
 };
 
 [[gnu::always_inline]] static inline std::byte* row_address(const PagedRows& rows, int64_t page,
                                                             int64_t head, int64_t offset) {
   return rows.base + page * rows.page_stride + head * rows.head_stride + offset * rows.token_stride;
+}
+
+// Of rows with RowScales::base.
+[[gnu::always_inline]] static inline std::byte* scale_address(const PagedRows& rows, int64_t page,
+                                                              int64_t head, int64_t offset) {
+  return rows.scales.base + page * rows.scales.page_stride + head * rows.scales.head_stride +
+         offset * rows.scales.token_stride;
+}
+
+// The scale of a row, 1 where it is not quantised.
+[[gnu::always_inline]] static inline float row_scale(const PagedRows& rows, int64_t page,
+                                                     int64_t head, int64_t offset) {
+  if (rows.scales.base == nullptr) return rows.scales.shared;
+  float scale;
+  __builtin_memcpy(&scale, scale_address(rows, page, head, offset), sizeof scale);
+  return scale;
 }
 
 // Packed tokens x heads x dim, as the caller's tensor has it; dim is contiguous, the strides are
@@ -196,7 +230,11 @@ struct AttnMergeGroup {
 };
 
 // Write new rows into the pool: rotate K, convert, store. slot = page*page_size + offset, < 0: skip
-// the row.
+// the row. Quantised rows are made of float32 values v:
+//   scale = max(max |v| / largest element, 2^-126)    with RowScales::base; else RowScales::shared
+//   element = v / scale, rounded to nearest even and saturated
+// With RowScales::base a row with a NaN or an infinity gets elements 0 and the scale NaN: all of it
+// is NaN. Otherwise NaN stays NaN, or becomes 0 in int8.
 struct AppendParams {
   TokenRows k, v;       // [T][num_kv_heads][dim]; v.base null: K only (and the other way round).
   Rotation k_rotation;  // Applied to k before it is stored; row = packed token.

@@ -8,7 +8,7 @@
 // few misses under way at a time, and fetches into it hold up the loads (a Zen 4 core then reads
 // half as fast). Arithmetic is fp32 for every storage type: the kernel waits for memory, so exact
 // arithmetic costs nothing. K that is rotated while it is read passes through 16 rows of scratch in
-// fp32.
+// fp32. The scales of quantised rows multiply scores and probabilities, not the rows.
 //
 // Query rows of one kv head (token rows x group) are cut into blocks, see decode_block-inl.h.
 //
@@ -32,6 +32,9 @@ namespace decode {
 struct ChunkRows {
   const std::byte* k[kChunk];
   const std::byte* v[kChunk];
+  // Scales of head 0's rows; set for keys that are present and rows that have scales of their own.
+  const std::byte* k_scales[kChunk];
+  const std::byte* v_scales[kChunk];
   uint32_t present;  // Bit per key: not a row of zeros.
 };
 
@@ -110,7 +113,7 @@ class DecodeLoop {
   void locate(int64_t chunk_key, ChunkRows& rows) const {
     const auto wanted = static_cast<uint32_t>(visible_.bits(chunk_key, kChunk));
     int64_t page_index = chunk_key / params_.page_size, offset = chunk_key % params_.page_size;
-    const std::byte *k = nullptr, *v = nullptr;
+    const std::byte *k = nullptr, *v = nullptr, *k_scale = nullptr, *v_scale = nullptr;
     bool located = false, kept = false;
     rows.present = 0;
     for (int slot = 0; slot < kChunk; ++slot) {
@@ -120,14 +123,32 @@ class DecodeLoop {
           const int64_t page = sequence_.page(page_index);
           kept = page >= 0;
           k = row_address(params_.k, page, 0, offset), v = row_address(params_.v, page, 0, offset);
+          k_scale = scale_address(params_.k, page, 0, offset);
+          v_scale = scale_address(params_.v, page, 0, offset);
           located = true;
         }
-        if (kept) rows.k[slot] = k, rows.v[slot] = v, rows.present |= uint32_t{1} << slot;
+        if (kept) {
+          rows.k[slot] = k, rows.v[slot] = v, rows.present |= uint32_t{1} << slot;
+          rows.k_scales[slot] = k_scale, rows.v_scales[slot] = v_scale;
+        }
         k += params_.k.token_stride, v += params_.v.token_stride;
+        k_scale += params_.k.scales.token_stride, v_scale += params_.v.scales.token_stride;
       } else {
         located = false;
       }
       if (++offset == params_.page_size) ++page_index, offset = 0, located = false;
+    }
+  }
+
+  // The scales of one head's rows; 0 for keys that are not present.
+  static void load_scales(const RowScales& scales, const std::byte* const* addresses,
+                          uint32_t present, int64_t head, float* to /* [kChunk] */) {
+    for (int key = 0; key < kChunk; ++key) {
+      to[key] = 0.0f;
+      if ((present >> key & 1) == 0) continue;
+      to[key] = scales.shared;
+      if (scales.base != nullptr)
+        __builtin_memcpy(to + key, addresses[key] + head * scales.head_stride, sizeof(float));
     }
   }
 
@@ -142,7 +163,7 @@ class DecodeLoop {
   // The chunk's K rows of one head, rotated to their positions, into scratch; the next rows are
   // fetched meanwhile.
   void rotate_keys(int64_t chunk_key, const ChunkRows& rows, int64_t head, const ChunkRows& next,
-                   int64_t next_head) {
+                   int64_t next_head, const float* scales /* [kChunk] */) {
     const int64_t row_bytes = params_.k_dim * dtype_bytes(params_.k.dtype);
     for (int key = 0; key < kChunk; ++key) {
       const std::byte* ahead = next.k[key] + next_head * params_.k.head_stride;
@@ -153,10 +174,11 @@ class DecodeLoop {
       rotated_.k[key] = reinterpret_cast<const std::byte*>(to);
       const std::byte* from = rows.k[key] + head * params_.k.head_stride;
       const int64_t row = key_rotation_.row_of(chunk_key + key);
-      with_dtype(params_.k.dtype, [&](auto type) {
+      const float scale = is_quantised(params_.k.dtype) ? scales[key] : 1.0f;
+      with_stored_dtype(params_.k.dtype, [&](auto type) {
         transform_row<decltype(type)::value, DType::kF32>(reinterpret_cast<std::byte*>(to), from,
                                                           params_.k_dim, key_rotation_.rotation,
-                                                          row, 1.0f);
+                                                          row, scale);
       });
     }
   }
@@ -211,6 +233,8 @@ class DecodeLoop {
     const bool rules_apply = !all_visible || params_.softcap != 0.0f || params_.alibi != nullptr ||
                              params_.bias != nullptr;
     const bool whole = rows.present == kWholeChunk;
+    const bool scales_k = is_quantised(params_.k.dtype), scales_v = is_quantised(params_.v.dtype);
+    alignas(64) float k_scales[kChunk], v_scales[kChunk];
     for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
       const int64_t k_offset = whole && !rotates_ ? head * params_.k.head_stride : 0,
                     v_offset = whole ? head * params_.v.head_stride : 0;
@@ -218,7 +242,9 @@ class DecodeLoop {
       const ChunkRows& next = last_head ? next_rows : rows;
       const int64_t next_head = last_head ? item_.head_begin : head + 1;
       const int64_t first_block = (head - item_.head_begin) * layout_.blocks;
-      if (rotates_) rotate_keys(chunk_key, rows, head, next, next_head);
+      if (scales_k) load_scales(params_.k.scales, rows.k_scales, rows.present, head, k_scales);
+      if (scales_v) load_scales(params_.v.scales, rows.v_scales, rows.present, head, v_scales);
+      if (rotates_) rotate_keys(chunk_key, rows, head, next, next_head, k_scales);
       for (int64_t block = 0; block < layout_.blocks; ++block) {
         Step& step = pending_ == &steps_[0] ? steps_[1] : steps_[0];
         if (!whole) cut_rows(rows, head, step.cut);
@@ -229,6 +255,7 @@ class DecodeLoop {
                       rotates_ ? k_rows : next.k, k_offset,
                       rotates_ ? 0 : next_head * params_.k.head_stride, layout_.q_stride,
                       params_.k_dim});
+        if (scales_k && !rotates_) kernels_.scale_scores(step.scores, k_scales);
         if (pending_ != nullptr) accumulate(*pending_);
         pending_ = &step;
         if (rules_apply) {
@@ -240,6 +267,7 @@ class DecodeLoop {
           step.hidden = any_minus_infinity(step.scores, kernels_.rows * kChunk / kLanes);
         }
         store(step.alpha, kernels_.softmax(step.scores, states_[first_block + block]));
+        if (scales_v) kernels_.scale_weights(step.scores, v_scales);
         step.v = {nullptr,
                   acc_ + first_row * layout_.acc_stride,
                   step.scores,

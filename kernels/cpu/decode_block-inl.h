@@ -293,22 +293,50 @@ Vec softmax_block(Vec* scores, SoftmaxState& state) {
   return alpha;
 }
 
+// The scales of quantised rows, one per key of the chunk, times the scores of all rows of a block.
+template <int kRows>
+void scale_scores(Vec* scores, const float* scales /* [kChunk] */) {
+  constexpr int kKeys = kLanes / kRows;
+  KVC_UNROLL
+  for (int t = 0; t < kChunk / kKeys; ++t)
+    scores[t] = mul(scores[t], load_repeated<kKeys>(scales + t * kKeys));
+}
+// Times the probabilities: a key that weighs nothing may have a scale of NaN.
+template <int kRows>
+void scale_weights(Vec* weights, const float* scales /* [kChunk] */) {
+  constexpr int kKeys = kLanes / kRows;
+  KVC_UNROLL
+  for (int t = 0; t < kChunk / kKeys; ++t) {
+    const Vec scaled = mul(weights[t], load_repeated<kKeys>(scales + t * kKeys));
+    weights[t] = select(equal(weights[t], zero()), zero(), scaled);
+  }
+}
+
 using DotBlock = void (*)(const BlockArgs&);
 using AccumulateBlock = void (*)(const BlockArgs&, const float* alpha);
 using SoftmaxBlock = Vec (*)(Vec* scores, SoftmaxState& state);
+using ScaleBlock = void (*)(Vec* scores, const float* scales);
 
 struct BlockKernels {
   int rows;
   DotBlock dot;
   SoftmaxBlock softmax;
   AccumulateBlock accumulate, accumulate_visible;
+  ScaleBlock scale_scores, scale_weights;
 };
 
 template <int kRows>
 inline BlockKernels block_kernels(DType k_type, DType v_type) {
-  BlockKernels kernels{kRows, nullptr, softmax_block<kRows>, nullptr, nullptr};
-  with_dtype(k_type, [&](auto type) { kernels.dot = dot_block<decltype(type)::value, kRows>; });
-  with_dtype(v_type, [&](auto type) {
+  BlockKernels kernels{kRows,
+                       nullptr,
+                       softmax_block<kRows>,
+                       nullptr,
+                       nullptr,
+                       scale_scores<kRows>,
+                       scale_weights<kRows>};
+  with_stored_dtype(k_type,
+                    [&](auto type) { kernels.dot = dot_block<decltype(type)::value, kRows>; });
+  with_stored_dtype(v_type, [&](auto type) {
     kernels.accumulate = accumulate_block<decltype(type)::value, kRows>;
     kernels.accumulate_visible = accumulate_block_visible<decltype(type)::value, kRows>;
   });

@@ -160,14 +160,69 @@ void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to
   }
 }
 
+// Stores `dim` floats as a quantised row, see AppendParams. `scale_at` null: the scale is `shared`.
+template <DType kTo>
+void quantise_row(std::byte* to, const float* values, int dim, std::byte* scale_at, float shared) {
+  const auto values_at = [&](int d) {
+    return dim - d < kLanes ? load_tail(values + d, dim - d) : load(values + d);
+  };
+  float scale = shared;
+  if (scale_at != nullptr) {
+    Vec largest = zero(), poison = zero();  // x - x is 0 but for Inf and NaN.
+    for (int d = 0; d < dim; d += kLanes) {
+      const Vec value = values_at(d);
+      largest = max(abs(value), largest);
+      poison = add(poison, sub(value, value));
+    }
+    const bool finite = mask_bits(mask_not(equal(poison, zero()))) == 0;
+    scale = horizontal_max(largest) / largest_element(kTo);
+    if (!(scale > kSmallestScale)) scale = kSmallestScale;
+    if (!finite) scale = __builtin_nanf("");
+    __builtin_memcpy(scale_at, &scale, sizeof scale);
+    if (!finite) {
+      __builtin_memset(to, 0, static_cast<size_t>(dim));
+      return;
+    }
+  }
+  const Vec divisor = set1(scale);
+  int d = 0;
+  for (; d + kLanes <= dim; d += kLanes) store_as<kTo>(to + d, div(load(values + d), divisor));
+  if (d < dim) store_as_tail<kTo>(to + d, div(values_at(d), divisor), dim - d);
+}
+
+// append_run for quantised rows. A head has few bytes in a page, so none are fetched ahead.
+template <DType kFrom, DType kTo>
+void quantise_run(const AppendRun& run, const TokenRows& from, const PagedRows& to,
+                  const Rotation& rotation, int num_heads, int dim) {
+  constexpr int kMaxDim = 1024;
+  alignas(64) float values[kMaxDim];
+  for (int64_t head = 0; head < num_heads; ++head) {
+    for (int64_t i = 0; i < run.count; ++i) {
+      transform_row<kFrom, DType::kF32>(
+          reinterpret_cast<std::byte*>(values),
+          from.base + (run.first_row + i) * from.token_stride + head * from.head_stride, dim,
+          rotation, run.first_row + i, 1.0f);
+      std::byte* scale_at =
+          to.scales.base == nullptr ? nullptr : scale_address(to, run.page, head, run.offset + i);
+      quantise_row<kTo>(row_address(to, run.page, head, run.offset + i), values, dim, scale_at,
+                        to.scales.shared);
+    }
+  }
+}
+
 using AppendRunFunction = void (*)(const AppendRun&, const TokenRows&, const PagedRows&,
                                    const Rotation&, int, int);
 
 inline AppendRunFunction choose_append_run(DType from, DType to) {
   AppendRunFunction chosen = nullptr;
   with_dtype(from, [&](auto from_type) {
-    with_dtype(to, [&](auto to_type) {
-      chosen = append_run<decltype(from_type)::value, decltype(to_type)::value>;
+    with_stored_dtype(to, [&](auto to_type) {
+      constexpr DType kFrom = decltype(from_type)::value, kTo = decltype(to_type)::value;
+      if constexpr (is_quantised(kTo)) {
+        chosen = quantise_run<kFrom, kTo>;
+      } else {
+        chosen = append_run<kFrom, kTo>;
+      }
     });
   });
   return chosen;
@@ -218,12 +273,14 @@ void gather_rows(const GatherParams& params, int64_t key_begin, int64_t key_end)
       std::byte* target =
           params.out.base + (run - key_begin) * target_stride + head * params.out.head_stride;
       for (int64_t key = run; key < run_end; ++key) {
+        const float scale =
+            is_quantised(kFrom) ? row_scale(params.rows, page, head, offset + key - run) : 1.0f;
         if (key >= rotate_from) {
-          transform_row<kFrom, kTo>(target, source, dim, params.rotation, 0, 1.0f);
+          transform_row<kFrom, kTo>(target, source, dim, params.rotation, 0, scale);
         } else if (kFrom == kTo) {
           copy_row(target, source, dim * dtype_bytes(kTo));
         } else {
-          convert_run<kFrom, kTo>(target, source, dim, set1(1.0f));
+          convert_run<kFrom, kTo>(target, source, dim, set1(scale));
         }
         source += source_stride;
         target += target_stride;
@@ -233,7 +290,7 @@ void gather_rows(const GatherParams& params, int64_t key_begin, int64_t key_end)
 }
 
 inline void gather(const GatherParams& params, int64_t key_begin, int64_t key_end) {
-  with_dtype(params.rows.dtype, [&](auto from_type) {
+  with_stored_dtype(params.rows.dtype, [&](auto from_type) {
     with_dtype(params.out.dtype, [&](auto to_type) {
       gather_rows<decltype(from_type)::value, decltype(to_type)::value>(params, key_begin, key_end);
     });

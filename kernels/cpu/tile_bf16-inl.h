@@ -245,9 +245,9 @@ struct MathBf16 {
     }
   }
 
-  bool pack(const std::byte* const* k_rows, DType, const std::byte* const* v_rows) {
-    pack_k_bf16(k_rows, k_dim, k_packed);
-    return pack_v_bf16(v_rows, v_dim, v_padded, v_packed);
+  bool pack(const BlockRows& keys, const BlockRows& values) {
+    pack_k_bf16(keys.rows, k_dim, k_packed);
+    return pack_v_bf16(values.rows, v_dim, v_padded, v_packed);
   }
 
   template <int kRows>

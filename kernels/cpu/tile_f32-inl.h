@@ -1,5 +1,5 @@
-// Prefill attention in fp32 arithmetic over the vector layer, for float32, float16 and bfloat16
-// storage in any mix.
+// Prefill attention in fp32 arithmetic over the vector layer, for storage of any types. Quantised
+// rows are multiplied by their scales while a block is packed.
 //
 // Per block of 64 keys: K transposed and V, both converted to fp32, into scratch, then per 6 rows
 //     scores[6][64] = Q K^T                        6 x kTileColumns register tiles over the keys
@@ -26,16 +26,21 @@ static_assert(kBlockVectors % kTileColumns == 0);
 // packing
 
 template <DType kType>
-inline void pack_k_f32(const std::byte* const* rows, int64_t k_dim,
+KVC_VEC_INLINE Vec load_scaled(const BlockRows& block, int key, int64_t d, int n) {
+  const std::byte* from = block.rows[key] + d * dtype_bytes(kType);
+  const Vec element = n == kLanes ? load_as<kType>(from) : load_as_tail<kType>(from, n);
+  if constexpr (is_quantised(kType)) return mul(element, set1(block.scales[key]));
+  return element;
+}
+
+template <DType kType>
+inline void pack_k_f32(const BlockRows& keys, int64_t k_dim,
                        float* packed /* [k_dim][kBlockKeys] */) {
   for (int64_t d = 0; d < k_dim; d += kLanes) {
     const int n = lanes_below(k_dim - d, 0);
     for (int key = 0; key < kBlockKeys; key += kLanes) {
       Vec square[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
-        const std::byte* from = rows[key + i] + d * dtype_bytes(kType);
-        square[i] = n == kLanes ? load_as<kType>(from) : load_as_tail<kType>(from, n);
-      }
+      for (int i = 0; i < kLanes; ++i) square[i] = load_scaled<kType>(keys, key + i, d, n);
       transpose(square);
       for (int i = 0; i < n; ++i) store(packed + (d + i) * kBlockKeys + key, square[i]);
     }
@@ -44,14 +49,12 @@ inline void pack_k_f32(const std::byte* const* rows, int64_t k_dim,
 
 // Returns whether every value is finite.
 template <DType kType>
-inline bool pack_v_f32(const std::byte* const* rows, int64_t v_dim, int64_t v_padded,
+inline bool pack_v_f32(const BlockRows& values, int64_t v_dim, int64_t v_padded,
                        float* packed /* [kBlockKeys][v_padded] */) {
   Vec poison = zero();  // x - x is 0 but for Inf and NaN.
   for (int key = 0; key < kBlockKeys; ++key) {
     for (int64_t d = 0; d < v_dim; d += kLanes) {
-      const int n = lanes_below(v_dim - d, 0);
-      const std::byte* from = rows[key] + d * dtype_bytes(kType);
-      const Vec value = n == kLanes ? load_as<kType>(from) : load_as_tail<kType>(from, n);
+      const Vec value = load_scaled<kType>(values, key, d, lanes_below(v_dim - d, 0));
       poison = add(poison, sub(value, value));
       store(packed + key * v_padded + d, value);
     }
@@ -146,7 +149,6 @@ struct MathF32 {
   static constexpr DType kRotated = DType::kF32;
 
   int64_t k_dim, v_dim, v_padded;
-  DType v_dtype;
   float* q;         // [max_rows][k_dim]
   float* k_packed;  // [k_dim][kBlockKeys]
   float* v_packed;  // [kBlockKeys][v_padded]
@@ -160,7 +162,6 @@ struct MathF32 {
     k_dim = params.k_dim;
     v_dim = params.v_dim;
     v_padded = padded;
-    v_dtype = params.v.dtype;
     k_packed = take_array<float>(cursor, k_dim * kBlockKeys);
     v_packed = take_array<float>(cursor, v_padded * kBlockKeys);
     q = take_array<float>(cursor, max_rows * k_dim);
@@ -171,12 +172,12 @@ struct MathF32 {
     __builtin_memcpy(q + row * k_dim, query, static_cast<size_t>(k_dim) * sizeof(float));
   }
 
-  bool pack(const std::byte* const* k_rows, DType k_dtype, const std::byte* const* v_rows) {
+  bool pack(const BlockRows& keys, const BlockRows& values) {
     bool finite = true;
-    with_dtype(k_dtype,
-               [&](auto dtype) { pack_k_f32<decltype(dtype)::value>(k_rows, k_dim, k_packed); });
-    with_dtype(v_dtype, [&](auto dtype) {
-      finite = pack_v_f32<decltype(dtype)::value>(v_rows, v_dim, v_padded, v_packed);
+    with_stored_dtype(
+        keys.dtype, [&](auto dtype) { pack_k_f32<decltype(dtype)::value>(keys, k_dim, k_packed); });
+    with_stored_dtype(values.dtype, [&](auto dtype) {
+      finite = pack_v_f32<decltype(dtype)::value>(values, v_dim, v_padded, v_packed);
     });
     return finite;
   }

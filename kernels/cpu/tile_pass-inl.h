@@ -6,7 +6,7 @@
 //   static int64_t query_bytes(params)               per row
 //   void allocate(params, max_rows, v_padded, cursor)  its part of the scratch
 //   void load_query(const float* query, row)         fp32 [k_dim] -> its own form
-//   bool pack(k_rows, k_dtype, v_rows)               one block; whether all of V is finite
+//   bool pack(keys, values)                          one block; whether all of V is finite
 //   void scores<kRows>(row, float* scores)           raw dot products, [kRows][kBlockKeys]
 //   void weights(const float* scores, num_rows)      takes over P, [num_rows][kBlockKeys]
 //   void values<kRows>(correction, num_keys, acc)    acc = acc * correction + P V, the first
@@ -45,8 +45,17 @@ struct TilePass {
   std::byte* zeros;   // A row of zeros stands for the keys behind the last one.
   // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows.
   const std::byte** rows;
+  float* scales;                   // [2][2 * kBlockKeys]  those of the rows.
   std::byte* rotated;              // [kBlockKeys][k_dim]        K rotated while it is read.
   const std::byte** rotated_rows;  // [kBlockKeys]       rows of `rotated`, or zeros.
+};
+
+// The K rows or the V rows of a block. value = element * scale; rows that are not quantised have
+// no scales.
+struct BlockRows {
+  const std::byte* const* rows;  // [kBlockKeys]
+  DType dtype;
+  const float* scales;  // [kBlockKeys]
 };
 
 template <typename T>
@@ -71,6 +80,8 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math,
   pass.scores = take_array<float>(cursor, kMaxTileRows * kBlockKeys);
   pass.correction = take_array<float>(cursor, kLanes);
   pass.rows = take_array<const std::byte*>(cursor, 2 * 2 * kBlockKeys);
+  const bool scales = is_quantised(params.k.dtype) || is_quantised(params.v.dtype);
+  pass.scales = take_array<float>(cursor, scales ? 2 * 2 * kBlockKeys : 0);
   pass.acc = take_array<float>(cursor, pass.max_rows * pass.v_padded);
   pass.sum = take_array<float>(cursor, pass.max_rows * kLanes);
   pass.max = take_array<float>(cursor, pass.max_rows);
@@ -85,29 +96,33 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math,
 }
 
 // Where the rows of one block lie: K rows, then V rows. Keys that are masked in every row are rows
-// of zeros.
+// of zeros. With the scales of quantised rows.
 inline void locate_block(const TileRows& rows, const VisibleKeys& visible, int64_t block_begin,
-                         const std::byte* zeros,
-                         const std::byte** addresses /* [2 * kBlockKeys] */) {
+                         const std::byte* zeros, const std::byte** addresses /* [2 * kBlockKeys] */,
+                         float* scales /* [2 * kBlockKeys] */) {
   const uint64_t wanted = visible.bits(block_begin, kBlockKeys);
-  block_row_addresses(rows.params->k, rows, block_begin, wanted, zeros, addresses);
-  block_row_addresses(rows.params->v, rows, block_begin, wanted, zeros, addresses + kBlockKeys);
+  const PagedRows &k = rows.params->k, &v = rows.params->v;
+  block_row_addresses(k, rows, block_begin, wanted, zeros, addresses);
+  block_row_addresses(v, rows, block_begin, wanted, zeros, addresses + kBlockKeys);
+  if (is_quantised(k.dtype)) block_row_scales(k, rows, block_begin, wanted, scales);
+  if (is_quantised(v.dtype)) block_row_scales(v, rows, block_begin, wanted, scales + kBlockKeys);
 }
 
 // The K rows of a block, rotated to their positions in fp32, then rounded to what the products
 // take.
 template <DType kTo>
 void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* const* k_rows,
-                  TilePass& pass) {
+                  const float* k_scales, TilePass& pass) {
   const AttnParams& params = *rows.params;
   const KeyRotation turn(params, *rows.item);
-  with_dtype(params.k.dtype, [&](auto type) {
+  with_stored_dtype(params.k.dtype, [&](auto type) {
     for (int key = 0; key < kBlockKeys; ++key) {
       pass.rotated_rows[key] = pass.zeros;
       if (k_rows[key] == pass.zeros) continue;
       std::byte* to = pass.rotated + key * params.k_dim * dtype_bytes(kTo);
       transform_row<decltype(type)::value, kTo>(to, k_rows[key], params.k_dim, turn.rotation,
-                                                turn.row_of(block_begin + key), 1.0f);
+                                                turn.row_of(block_begin + key),
+                                                is_quantised(params.k.dtype) ? k_scales[key] : 1);
       pass.rotated_rows[key] = to;
     }
   });
@@ -236,15 +251,19 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
   const bool rotates = KeyRotation(params, *rows.item).rotates();
   const std::byte** here = pass.rows;
   const std::byte** next = pass.rows + 2 * kBlockKeys;
+  float* here_scales = pass.scales;
+  float* next_scales = pass.scales + 2 * kBlockKeys;
   int64_t block = visible.first_block(kBlockKeys);
-  if (block < visible.end()) locate_block(rows, visible, block, pass.zeros, here);
+  if (block < visible.end()) locate_block(rows, visible, block, pass.zeros, here, here_scales);
   while (block < visible.end()) {
     const int64_t next_block = visible.next_block(block, kBlockKeys);
     const bool has_next = next_block < visible.end();
-    if (has_next) locate_block(rows, visible, next_block, pass.zeros, next);
-    if (rotates) rotate_block<Math::kRotated>(rows, block, here, pass);
-    const bool v_finite = math.pack(rotates ? pass.rotated_rows : here,
-                                    rotates ? Math::kRotated : params.k.dtype, here + kBlockKeys);
+    if (has_next) locate_block(rows, visible, next_block, pass.zeros, next, next_scales);
+    if (rotates) rotate_block<Math::kRotated>(rows, block, here, here_scales, pass);
+    const BlockRows keys = {rotates ? pass.rotated_rows : here,
+                            rotates ? Math::kRotated : params.k.dtype, here_scales};
+    const bool v_finite =
+        math.pack(keys, {here + kBlockKeys, params.v.dtype, here_scales + kBlockKeys});
     TilePrefetch prefetch = tile_prefetch(params, next, has_next, num_rows);
     const TileBlock state = {block, visible.all_visible(block, kBlockKeys), ends_only, v_finite,
                              &prefetch};
@@ -256,6 +275,9 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
     const std::byte** done = here;
     here = next;
     next = done;
+    float* const done_scales = here_scales;
+    here_scales = next_scales;
+    next_scales = done_scales;
     block = next_block;
   }
   for (int64_t row = 0; row < num_rows; ++row) {

@@ -77,6 +77,24 @@ inline void block_row_addresses(const PagedRows& pool, const TileRows& rows, int
   }
 }
 
+// The scales of the same keys; 0 for those that get the filler.
+inline void block_row_scales(const PagedRows& pool, const TileRows& rows, int64_t block_begin,
+                             uint64_t wanted, float* scales /* [kBlockKeys] */) {
+  const int64_t page_size = rows.params->page_size;
+  int64_t page_index = block_begin / page_size;
+  int64_t slot = block_begin % page_size;
+  for (int64_t key = 0; key < kBlockKeys; ++page_index, slot = 0) {
+    const int64_t run = kBlockKeys - key < page_size - slot ? kBlockKeys - key : page_size - slot;
+    const uint64_t wanted_run = wanted >> key & bits_below(run);
+    const int64_t page = wanted_run != 0 ? rows.sequence->page(page_index) : -1;
+    for (int64_t i = 0; i < run; ++i) {
+      const bool present = page >= 0 && (wanted_run >> i & 1) != 0;
+      scales[key + i] = present ? row_scale(pool, page, rows.kv_head, slot + i) : 0.0f;
+    }
+    key += run;
+  }
+}
+
 // Bump allocation inside the worker's scratch. With a null base it only measures.
 struct ScratchCursor {
   std::byte* base;

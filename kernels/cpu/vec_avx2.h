@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/small_floats.h"
 #include "kernels/params.h"
 
 namespace kvc::kernels::cpu {
@@ -87,14 +88,35 @@ KVC_VEC_INLINE Vec from_bits_16(__m128i bits, bool is_f16) {
   return is_f16 ? _mm256_cvtph_ps(bits)
                 : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
+// The low 8 bytes; the element alone, without its scale. e4m3 becomes a float16 of 2^-8 the value,
+// but for NaN.
+template <DType kType>
+KVC_VEC_INLINE Vec from_codes(__m128i codes) {
+  if constexpr (kType == DType::kInt8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+  const __m128i wide = _mm_cvtepi8_epi16(codes);
+  if constexpr (kType == DType::kE5M2) return _mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
+  const __m128i bits =
+      _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
+  const __m128i magnitude = _mm_set1_epi16(0x3f80);
+  const __m128i is_nan = _mm_cmpeq_epi16(_mm_and_si128(bits, magnitude), magnitude);
+  const __m128i halves = _mm_or_si128(bits, _mm_and_si128(is_nan, _mm_set1_epi16(0x7e00)));
+  return _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0f));
+}
 template <DType kType>
 KVC_VEC_INLINE Vec load_as(const std::byte* p) {
   if constexpr (kType == DType::kF32) return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+  if constexpr (is_quantised(kType))
+    return from_codes<kType>(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   return from_bits_16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), kType == DType::kF16);
 }
 template <DType kType>
 KVC_VEC_INLINE Vec load_as_tail(const std::byte* p, int n) {
   if constexpr (kType == DType::kF32) return load_tail(reinterpret_cast<const float*>(p), n);
+  if constexpr (is_quantised(kType)) {
+    uint64_t codes = 0;
+    for (int i = 0; i < n; ++i) codes |= static_cast<uint64_t>(p[i]) << (8 * i);
+    return from_codes<kType>(_mm_cvtsi64_si128(static_cast<int64_t>(codes)));
+  }
   alignas(16) uint16_t bits[8] = {};
   for (int i = 0; i < n; ++i) __builtin_memcpy(&bits[i], p + 2 * i, 2);
   return from_bits_16(_mm_load_si128(reinterpret_cast<const __m128i*>(bits)), kType == DType::kF16);
@@ -127,10 +149,53 @@ KVC_VEC_INLINE __m128i to_bf16_bits(Vec x) {
 KVC_VEC_INLINE __m128i to_f16_bits(Vec x) {
   return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+// Adding 1.5 * 2^23 units of the last place of the result, and subtracting it, rounds.
+template <int kFraction, int kBias>
+KVC_VEC_INLINE __m256i to_small_float(Vec x, float largest) {
+  const Vec smallest_normal = _mm256_set1_ps(small_float_power(1 - kBias));
+  const Vec magnitude = _mm256_min_ps(abs(x), _mm256_set1_ps(largest));
+  const __m256i exponent =
+      _mm256_and_si256(_mm256_castps_si256(magnitude), _mm256_set1_epi32(0x7f800000));
+  const Vec shift = _mm256_mul_ps(_mm256_max_ps(_mm256_castsi256_ps(exponent), smallest_normal),
+                                  _mm256_set1_ps(1.5f * small_float_power(23 - kFraction)));
+  const Vec rounded = _mm256_sub_ps(_mm256_add_ps(magnitude, shift), shift);
+  const __m256i normal =
+      _mm256_sub_epi32(_mm256_srli_epi32(_mm256_castps_si256(rounded), 23 - kFraction),
+                       _mm256_set1_epi32((127 - kBias) << kFraction));
+  const __m256i subnormal = _mm256_cvtps_epi32(
+      _mm256_mul_ps(rounded, _mm256_set1_ps(small_float_power(kBias - 1 + kFraction))));
+  const __m256i is_subnormal =
+      _mm256_castps_si256(_mm256_cmp_ps(rounded, smallest_normal, _CMP_LT_OQ));
+  const __m256i code = _mm256_blendv_epi8(normal, subnormal, is_subnormal);
+  const __m256i sign =
+      _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(x), 24), _mm256_set1_epi32(0x80));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_or_si256(_mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), is_nan), sign);
+}
+// In the low 8 bytes.
+template <DType kType>
+KVC_VEC_INLINE __m128i to_codes(Vec x) {
+  __m256i codes;
+  if constexpr (kType == DType::kE4M3) {
+    codes = to_small_float<3, 7>(x, largest_element(kType));
+  } else if constexpr (kType == DType::kE5M2) {
+    codes = to_small_float<2, 15>(x, largest_element(kType));
+  } else {
+    const Vec bounded =
+        _mm256_min_ps(_mm256_max_ps(x, _mm256_set1_ps(-128.0f)), _mm256_set1_ps(127.0f));
+    const Vec number = _mm256_and_ps(bounded, _mm256_cmp_ps(x, x, _CMP_ORD_Q));
+    codes = _mm256_and_si256(_mm256_cvtps_epi32(number), _mm256_set1_epi32(0xff));
+  }
+  const __m128i words =
+      _mm_packus_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+  return _mm_packus_epi16(words, words);
+}
 template <DType kType>
 KVC_VEC_INLINE void store_as(std::byte* p, Vec x) {
   if constexpr (kType == DType::kF32) {
     _mm256_storeu_ps(reinterpret_cast<float*>(p), x);
+  } else if constexpr (is_quantised(kType)) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), to_codes<kType>(x));
   } else {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
@@ -140,6 +205,9 @@ template <DType kType>
 KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
   if constexpr (kType == DType::kF32) {
     store_tail(reinterpret_cast<float*>(p), x, n);
+  } else if constexpr (is_quantised(kType)) {
+    const auto codes = static_cast<uint64_t>(_mm_cvtsi128_si64(to_codes<kType>(x)));
+    for (int i = 0; i < n; ++i) p[i] = static_cast<std::byte>(codes >> (8 * i));
   } else {
     alignas(16) uint16_t bits[8];
     _mm_store_si128(reinterpret_cast<__m128i*>(bits),
@@ -197,6 +265,16 @@ KVC_VEC_INLINE Vec swap_lanes(Vec x) {
   if constexpr (kDistance == 1) return _mm256_permute_ps(x, 0xb1);
   if constexpr (kDistance == 2) return _mm256_permute_ps(x, 0x4e);
   return _mm256_permute2f128_ps(x, x, 0x01);
+}
+
+// p[0], ..., p[kCount - 1] over and over.
+template <int kCount>
+KVC_VEC_INLINE Vec load_repeated(const float* p) {
+  if constexpr (kCount == 8) return load(p);
+  if constexpr (kCount == 4) return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
+  double pair;
+  __builtin_memcpy(&pair, p, sizeof pair);
+  return _mm256_castpd_ps(_mm256_set1_pd(pair));
 }
 
 KVC_VEC_INLINE void stream_64_bytes(std::byte* to, const std::byte* from) {

@@ -15,6 +15,7 @@
 #pragma GCC diagnostic pop
 #endif
 
+#include "kernels/cpu/small_floats.h"
 #include "kernels/params.h"
 
 namespace kvc::kernels::cpu {
@@ -88,9 +89,24 @@ KVC_VEC_INLINE Vec round_even(Vec x) {
 constexpr float kExp2Floor = -160.0f;
 KVC_VEC_INLINE Vec scale_exp2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 
+// The element alone, without its scale. e4m3 becomes a float16 of 2^-8 the value, but for NaN.
+template <DType kType>
+KVC_VEC_INLINE Vec from_codes(__m128i codes) {
+  if constexpr (kType == DType::kInt8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+  const __m256i wide = _mm256_cvtepi8_epi16(codes);
+  if constexpr (kType == DType::kE5M2) return _mm512_cvtph_ps(_mm256_slli_epi16(wide, 8));
+  const __m256i bits =
+      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  const __m256i magnitude = _mm256_set1_epi16(0x3f80);
+  const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(bits, magnitude), magnitude);
+  return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_mask_set1_epi16(bits, is_nan, 0x7e00)),
+                       _mm512_set1_ps(256.0f));
+}
 template <DType kType>
 KVC_VEC_INLINE Vec load_as(const std::byte* p) {
   if constexpr (kType == DType::kF32) return _mm512_loadu_ps(p);
+  if constexpr (is_quantised(kType))
+    return from_codes<kType>(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   if constexpr (kType == DType::kF16) return _mm512_cvtph_ps(bits);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
@@ -98,6 +114,8 @@ KVC_VEC_INLINE Vec load_as(const std::byte* p) {
 template <DType kType>
 KVC_VEC_INLINE Vec load_as_tail(const std::byte* p, int n) {
   if constexpr (kType == DType::kF32) return _mm512_maskz_loadu_ps(first_lanes(n), p);
+  if constexpr (is_quantised(kType))
+    return from_codes<kType>(_mm_maskz_loadu_epi8(first_lanes(n), p));
   const __m256i bits = _mm256_maskz_loadu_epi16(first_lanes(n), p);
   if constexpr (kType == DType::kF16) return _mm512_cvtph_ps(bits);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
@@ -131,10 +149,44 @@ KVC_VEC_INLINE __m256i to_bf16_bits(Vec x) {
 KVC_VEC_INLINE __m256i to_f16_bits(Vec x) {
   return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+// Adding 1.5 * 2^23 units of the last place of the result, and subtracting it, rounds.
+template <int kFraction, int kBias>
+KVC_VEC_INLINE __m512i to_small_float(Vec x, float largest) {
+  const Vec smallest_normal = _mm512_set1_ps(small_float_power(1 - kBias));
+  const Vec magnitude = _mm512_min_ps(_mm512_abs_ps(x), _mm512_set1_ps(largest));
+  const __m512i exponent =
+      _mm512_and_si512(_mm512_castps_si512(magnitude), _mm512_set1_epi32(0x7f800000));
+  const Vec shift = _mm512_mul_ps(_mm512_max_ps(_mm512_castsi512_ps(exponent), smallest_normal),
+                                  _mm512_set1_ps(1.5f * small_float_power(23 - kFraction)));
+  const Vec rounded = _mm512_sub_ps(_mm512_add_ps(magnitude, shift), shift);
+  const __m512i normal =
+      _mm512_sub_epi32(_mm512_srli_epi32(_mm512_castps_si512(rounded), 23 - kFraction),
+                       _mm512_set1_epi32((127 - kBias) << kFraction));
+  const __m512i code = _mm512_mask_cvtps_epi32(
+      normal, _mm512_cmp_ps_mask(rounded, smallest_normal, _CMP_LT_OQ),
+      _mm512_mul_ps(rounded, _mm512_set1_ps(small_float_power(kBias - 1 + kFraction))));
+  const __m512i sign =
+      _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(x), 24), _mm512_set1_epi32(0x80));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+  return _mm512_or_si512(_mm512_mask_set1_epi32(code, is_nan, 0x7f), sign);
+}
+template <DType kType>
+KVC_VEC_INLINE __m128i to_codes(Vec x) {
+  if constexpr (kType == DType::kE4M3)
+    return _mm512_cvtepi32_epi8(to_small_float<3, 7>(x, largest_element(kType)));
+  if constexpr (kType == DType::kE5M2)
+    return _mm512_cvtepi32_epi8(to_small_float<2, 15>(x, largest_element(kType)));
+  const Vec bounded =
+      _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-128.0f)), _mm512_set1_ps(127.0f));
+  const __mmask16 is_number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+  return _mm512_cvtepi32_epi8(_mm512_maskz_cvtps_epi32(is_number, bounded));
+}
 template <DType kType>
 KVC_VEC_INLINE void store_as(std::byte* p, Vec x) {
   if constexpr (kType == DType::kF32) {
     _mm512_storeu_ps(p, x);
+  } else if constexpr (is_quantised(kType)) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_codes<kType>(x));
   } else {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
@@ -144,6 +196,8 @@ template <DType kType>
 KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
   if constexpr (kType == DType::kF32) {
     _mm512_mask_storeu_ps(p, first_lanes(n), x);
+  } else if constexpr (is_quantised(kType)) {
+    _mm_mask_storeu_epi8(p, first_lanes(n), to_codes<kType>(x));
   } else {
     _mm256_mask_storeu_epi16(p, first_lanes(n),
                              kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
@@ -212,6 +266,17 @@ KVC_VEC_INLINE Vec swap_lanes(Vec x) {
   if constexpr (kDistance == 2) return _mm512_permute_ps(x, 0x4e);
   if constexpr (kDistance == 4) return _mm512_shuffle_f32x4(x, x, 0xb1);
   return _mm512_shuffle_f32x4(x, x, 0x4e);
+}
+
+// p[0], ..., p[kCount - 1] over and over.
+template <int kCount>
+KVC_VEC_INLINE Vec load_repeated(const float* p) {
+  if constexpr (kCount == 16) return load(p);
+  if constexpr (kCount == 8) return _mm512_broadcast_f32x8(_mm256_loadu_ps(p));
+  if constexpr (kCount == 4) return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+  double pair;
+  __builtin_memcpy(&pair, p, sizeof pair);
+  return _mm512_castpd_ps(_mm512_set1_pd(pair));
 }
 
 // 64 bytes past the caches; `to` is 64-byte aligned.

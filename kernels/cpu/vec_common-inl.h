@@ -5,14 +5,16 @@
 //   zero set1 lane_index | load store load_tail store_tail (n lanes; the rest reads as 0 and is not
 // touched)
 //   load_as<DType> store_as<DType> and their _tail forms: storage <-> float32, stores round to
-// nearest even
+// nearest even; elements of 8 bits without their scale, saturated
 //   load_pair_as<DType> (2*kLanes elements, bf16 split into even and odd ones)
 //   add sub mul div fma fnma(c - a*b) max min abs copy_sign round_even
 //   less less_equal equal first_lanes mask_and mask_not mask_bits mask_of (bit i: lane i) select
 //   horizontal_sum horizontal_max sum_lanes (kLanes vectors to the vector of their sums) transpose
 // interleave deinterleave
 //   swap_lanes segment_max segment_sum (over runs of lanes, result in every lane of the run)
-//   exp2 exp2_scalar tanh load_any store_any (run-time DType) with_dtype prefetch_far
+//   load_repeated<n> (n floats over and over)
+//   exp2 exp2_scalar tanh load_any store_any (run-time DType) with_dtype with_stored_dtype
+// prefetch_far
 // prefetch_to_write stream_64_bytes stream_fence
 // max(a, b) and min(a, b) return b when either is NaN, in every width.
 #pragma once
@@ -122,6 +124,16 @@ KVC_VEC_INLINE void with_dtype(DType dtype, F&& f) {
     case DType::kF32: return f(DTypeConstant<DType::kF32>{});
     case DType::kF16: return f(DTypeConstant<DType::kF16>{});
     default: return f(DTypeConstant<DType::kBF16>{});
+  }
+}
+// The same for rows of the pool, which may be quantised.
+template <typename F>
+KVC_VEC_INLINE void with_stored_dtype(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kInt8: return f(DTypeConstant<DType::kInt8>{});
+    case DType::kE4M3: return f(DTypeConstant<DType::kE4M3>{});
+    case DType::kE5M2: return f(DTypeConstant<DType::kE5M2>{});
+    default: return with_dtype(dtype, f);
   }
 }
 

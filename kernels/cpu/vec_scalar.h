@@ -7,6 +7,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "kernels/cpu/small_floats.h"
 #include "kernels/params.h"
 
 // A 32-byte vector has no register to travel in here; every function below is inlined, so no call
@@ -149,9 +150,32 @@ KVC_VEC_INLINE uint16_t to_bf16_bits(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+typedef int8_t Codes __attribute__((vector_size(8)));
+// The element alone, without its scale. No float here is subnormal: processors are slow with those.
+template <DType kType>
+KVC_VEC_INLINE Vec from_codes(Codes codes) {
+  const Mask wide = __builtin_convertvector(codes, Mask);
+  if constexpr (kType == DType::kInt8) return __builtin_convertvector(wide, Vec);
+  constexpr int kFraction = kType == DType::kE4M3 ? 3 : 2, kBias = kType == DType::kE4M3 ? 7 : 15;
+  const Mask magnitude = wide & set1_bits(0x7f);
+  // Exponent 0 is read as if it had a leading one.
+  const Vec normal =
+      reinterpret_cast<Vec>((magnitude << (23 - kFraction)) + set1_bits((127 - kBias) << 23));
+  const Vec subnormal = (normal - set1(small_float_power(-kBias))) * set1(2.0f);
+  Vec value = select(magnitude < set1_bits(1 << kFraction), subnormal, normal);
+  const Vec not_finite = reinterpret_cast<Vec>(set1_bits(0x7f800000) | (magnitude & 3) << 21);
+  const int32_t first = kType == DType::kE4M3 ? 0x7f : 0x7c;
+  value = select(magnitude >= set1_bits(first), not_finite, value);
+  return reinterpret_cast<Vec>(reinterpret_cast<Mask>(value) | (wide & set1_bits(INT32_MIN)));
+}
 template <DType kType>
 KVC_VEC_INLINE Vec load_as_tail(const std::byte* p, int n) {
   if constexpr (kType == DType::kF32) return load_tail(reinterpret_cast<const float*>(p), n);
+  if constexpr (is_quantised(kType)) {
+    Codes codes{};
+    for (int i = 0; i < n; ++i) codes[i] = static_cast<int8_t>(p[i]);
+    return from_codes<kType>(codes);
+  }
   Vec x{};
   for (int i = 0; i < n; ++i) {
     uint16_t bits;
@@ -171,6 +195,10 @@ template <DType kType>
 KVC_VEC_INLINE Vec load_as(const std::byte* p) {
   if constexpr (kType == DType::kF32) {
     return load(reinterpret_cast<const float*>(p));
+  } else if constexpr (is_quantised(kType)) {
+    Codes codes;
+    __builtin_memcpy(&codes, p, sizeof codes);
+    return from_codes<kType>(codes);
   } else if constexpr (kType == DType::kBF16) {
     typedef uint16_t Bits __attribute__((vector_size(16)));
     typedef uint32_t Wide __attribute__((vector_size(32), aligned(16)));
@@ -198,10 +226,46 @@ KVC_VEC_INLINE void load_pair_as(const std::byte* p, Vec& a, Vec& b) {
   }
 }
 
+// Adding 1.5 * 2^23 units of the last place of the result, and subtracting it, rounds.
+template <int kFraction, int kBias>
+KVC_VEC_INLINE Mask to_small_float(Vec x, float largest) {
+  const Vec smallest_normal = set1(small_float_power(1 - kBias));
+  const Vec magnitude = min(abs(x), set1(largest));
+  const Mask exponent = reinterpret_cast<Mask>(magnitude) & set1_bits(0x7f800000);
+  const Vec shift = max(reinterpret_cast<Vec>(exponent), smallest_normal) *
+                    set1(1.5f * small_float_power(23 - kFraction));
+  const Vec rounded = (magnitude + shift) - shift;
+  const Mask normal =
+      (reinterpret_cast<Mask>(rounded) >> (23 - kFraction)) - set1_bits((127 - kBias) << kFraction);
+  const Mask subnormal =
+      __builtin_convertvector(rounded * set1(small_float_power(kBias - 1 + kFraction)), Mask);
+  const Mask is_subnormal = rounded < smallest_normal;
+  const Mask is_number = x == x;
+  const Mask code = (((subnormal & is_subnormal) | (normal & ~is_subnormal)) & is_number) |
+                    (set1_bits(0x7f) & ~is_number);
+  return code | ((reinterpret_cast<Mask>(x) >> 24) & set1_bits(0x80));
+}
+template <DType kType>
+KVC_VEC_INLINE Codes to_codes(Vec x) {
+  Mask codes;
+  if constexpr (kType == DType::kE4M3) {
+    codes = to_small_float<3, 7>(x, largest_element(kType));
+  } else if constexpr (kType == DType::kE5M2) {
+    codes = to_small_float<2, 15>(x, largest_element(kType));
+  } else {
+    const Vec bounded = min(max(x, set1(-128.0f)), set1(127.0f));
+    codes = __builtin_convertvector(round_even(bounded), Mask) & (x == x);
+  }
+  return __builtin_convertvector(codes, Codes);
+}
+
 template <DType kType>
 KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
   if constexpr (kType == DType::kF32) {
     store_tail(reinterpret_cast<float*>(p), x, n);
+  } else if constexpr (is_quantised(kType)) {
+    const Codes codes = to_codes<kType>(x);
+    for (int i = 0; i < n; ++i) p[i] = static_cast<std::byte>(codes[i]);
   } else {
     for (int i = 0; i < n; ++i) {
       const uint16_t bits = kType == DType::kF16 ? to_f16_bits(x[i]) : to_bf16_bits(x[i]);
@@ -213,6 +277,9 @@ template <DType kType>
 KVC_VEC_INLINE void store_as(std::byte* p, Vec x) {
   if constexpr (kType == DType::kF32) {
     store(reinterpret_cast<float*>(p), x);
+  } else if constexpr (is_quantised(kType)) {
+    const Codes codes = to_codes<kType>(x);
+    __builtin_memcpy(p, &codes, sizeof codes);
   } else {
     store_as_tail<kType>(p, x, 8);
   }
@@ -250,6 +317,15 @@ KVC_VEC_INLINE Vec swap_lanes(Vec x) {
   Vec swapped{};
   for (int i = 0; i < 8; ++i) swapped[i] = x[i ^ kDistance];
   return swapped;
+}
+
+// p[0], ..., p[kCount - 1] over and over.
+template <int kCount>
+KVC_VEC_INLINE Vec load_repeated(const float* p) {
+  if constexpr (kCount == 8) return load(p);
+  Vec x{};
+  for (int i = 0; i < 8; ++i) x[i] = p[i % kCount];
+  return x;
 }
 
 #if defined(__SSE2__)

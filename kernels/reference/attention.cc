@@ -33,6 +33,10 @@ struct QueryRow {
     return row_address(rows, sequence.page(key / params.page_size), kv_head(),
                        key % params.page_size);
   }
+  double scale_of(const PagedRows& rows, int64_t key) const {
+    return row_scale(rows, sequence.page(key / params.page_size), kv_head(),
+                     key % params.page_size);
+  }
 
   int64_t position() const {
     return sequence.row_positions != nullptr ? sequence.row_positions[row]
@@ -66,6 +70,7 @@ struct QueryRow {
     double s = 0;
     for (int64_t d = 0; d < params.k_dim; ++d)
       s += q[d] * rotated_element(k, params.k.dtype, rotation, rotation_row, d);
+    s *= scale_of(params.k, key);
     if (params.softcap != 0) s = params.softcap * std::tanh(s);
     if (params.alibi != nullptr) {
       s += -static_cast<double>(params.alibi[q_head]) *
@@ -104,9 +109,10 @@ Sums attend(const QueryRow& row, int64_t key_begin, int64_t key_end, double* acc
     if (s == kMinusInfinity) continue;  // Contributes nothing, whatever its V holds.
     const double p = std::exp2(s - sums.m);
     const std::byte* v = row.row_of(row.params.v, key);
+    const double weight = p * row.scale_of(row.params.v, key);
     sums.l += p;
     for (int64_t d = 0; d < row.params.v_dim; ++d)
-      acc[d] += p * read_element(v, row.params.v.dtype, d);
+      acc[d] += weight * read_element(v, row.params.v.dtype, d);
   }
   return sums;
 }

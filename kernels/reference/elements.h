@@ -46,7 +46,46 @@ inline uint32_t to_small_float(double value, int exponent_bits, int fraction_bit
   return sign | (code >= infinity ? infinity : static_cast<uint32_t>(code));
 }
 
+// Elements of 8 bits, without the scale of their row.
+inline double from_code(uint8_t code, DType dtype) {
+  if (dtype == DType::kInt8) return static_cast<int8_t>(code);
+  if (dtype == DType::kE5M2) return from_small_float(code, 5, 2);
+  // e4m3 has no infinity, and one NaN per sign: the highest exponent is one like the others.
+  const double sign = code >> 7 != 0 ? -1.0 : 1.0;
+  const int exponent = code >> 3 & 15, fraction = code & 7;
+  if (exponent == 15 && fraction == 7) return std::numeric_limits<double>::quiet_NaN();
+  return exponent == 0 ? std::ldexp(sign * fraction, -9)
+                       : std::ldexp(sign * (fraction | 8), exponent - 10);
+}
+
+inline double largest_element(DType dtype) {
+  return dtype == DType::kInt8 ? 127 : dtype == DType::kE4M3 ? 448 : 57344;
+}
+
+// The nearest code, ties to the even one; saturates. NaN becomes 0 in int8.
+inline uint8_t to_code(double value, DType dtype) {
+  if (dtype == DType::kInt8) {
+    if (std::isnan(value)) return 0;
+    const double bounded = value < -128 ? -128 : value > 127 ? 127 : value;
+    return static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(bounded)));
+  }
+  const uint32_t sign = std::signbit(value) ? 0x80 : 0;
+  if (std::isnan(value)) return static_cast<uint8_t>(sign | 0x7f);
+  // Codes ascend with what they stand for.
+  const double magnitude = std::fabs(value);
+  const int last = dtype == DType::kE4M3 ? 0x7e : 0x7b;
+  int code = 0;
+  while (code < last && from_code(static_cast<uint8_t>(code + 1), dtype) <= magnitude) ++code;
+  if (code < last) {
+    const double below = magnitude - from_code(static_cast<uint8_t>(code), dtype);
+    const double above = from_code(static_cast<uint8_t>(code + 1), dtype) - magnitude;
+    if (above < below || (above == below && code % 2 != 0)) ++code;
+  }
+  return static_cast<uint8_t>(sign | static_cast<uint32_t>(code));
+}
+
 inline double read_element(const std::byte* row, DType dtype, int64_t index) {
+  if (is_quantised(dtype)) return from_code(static_cast<uint8_t>(row[index]), dtype);
   if (dtype == DType::kF32) {
     float value;
     std::memcpy(&value, row + index * 4, 4);
@@ -58,6 +97,10 @@ inline double read_element(const std::byte* row, DType dtype, int64_t index) {
 }
 
 inline void write_element(std::byte* row, DType dtype, int64_t index, double value) {
+  if (is_quantised(dtype)) {
+    row[index] = static_cast<std::byte>(to_code(value, dtype));
+    return;
+  }
   if (dtype == DType::kF32) {
     const float rounded = static_cast<float>(value);
     std::memcpy(row + index * 4, &rounded, 4);
@@ -69,6 +112,32 @@ inline void write_element(std::byte* row, DType dtype, int64_t index, double val
       dtype == DType::kF16 ? to_small_float(rounded, 5, 10) : to_small_float(rounded, 8, 7);
   const uint16_t bits = static_cast<uint16_t>(code);
   std::memcpy(row + index * 2, &bits, 2);
+}
+
+// Stores a quantised row of `dim` values, see AppendParams. `scale_at` null: the scale is `shared`.
+template <typename Value>
+void write_quantised(std::byte* row, std::byte* scale_at, float shared, DType dtype, int64_t dim,
+                     const Value& value) {
+  float scale = shared;
+  if (scale_at != nullptr) {
+    float largest = 0;
+    bool finite = true;
+    for (int64_t d = 0; d < dim; ++d) {
+      const float magnitude = std::fabs(static_cast<float>(value(d)));
+      finite = finite && std::isfinite(magnitude);
+      largest = std::fmax(largest, magnitude);
+    }
+    scale = std::fmax(largest / static_cast<float>(largest_element(dtype)),
+                      std::numeric_limits<float>::min());
+    if (!finite) scale = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(scale_at, &scale, sizeof scale);
+    if (!finite) {
+      std::memset(row, 0, static_cast<size_t>(dim));
+      return;
+    }
+  }
+  for (int64_t d = 0; d < dim; ++d)
+    row[d] = static_cast<std::byte>(to_code(static_cast<float>(value(d)) / scale, dtype));
 }
 
 }  // namespace kvc::kernels::reference

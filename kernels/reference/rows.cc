@@ -27,6 +27,16 @@ void write_rotated(std::byte* to, DType to_type, const std::byte* from, DType fr
   }
 }
 
+// The row of an append, quantised.
+void append_quantised(const PagedRows& to, int64_t page, int64_t head, int64_t offset,
+                      const std::byte* from, DType from_type, const Rotation& rotation,
+                      int64_t rotation_row, int64_t dim) {
+  std::byte* scale_at = to.scales.base == nullptr ? nullptr : scale_address(to, page, head, offset);
+  write_quantised(
+      row_address(to, page, head, offset), scale_at, to.scales.shared, to.dtype, dim,
+      [&](int64_t d) { return rotated_element(from, from_type, rotation, rotation_row, d); });
+}
+
 }  // namespace
 
 void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
@@ -38,13 +48,22 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
       if (params.k.base != nullptr) {
         const std::byte* from =
             params.k.base + row * params.k.token_stride + head * params.k.head_stride;
-        std::byte* to = row_address(params.k_pages, page, head, offset);
-        write_rotated(to, params.k_pages.dtype, from, params.k.dtype, params.k_rotation, row,
-                      params.k_dim);
+        if (is_quantised(params.k_pages.dtype)) {
+          append_quantised(params.k_pages, page, head, offset, from, params.k.dtype,
+                           params.k_rotation, row, params.k_dim);
+        } else {
+          write_rotated(row_address(params.k_pages, page, head, offset), params.k_pages.dtype, from,
+                        params.k.dtype, params.k_rotation, row, params.k_dim);
+        }
       }
       if (params.v.base != nullptr) {
         const std::byte* from =
             params.v.base + row * params.v.token_stride + head * params.v.head_stride;
+        if (is_quantised(params.v_pages.dtype)) {
+          append_quantised(params.v_pages, page, head, offset, from, params.v.dtype, {}, row,
+                           params.v_dim);
+          continue;
+        }
         std::byte* to = row_address(params.v_pages, page, head, offset);
         for (int64_t d = 0; d < params.v_dim; ++d) {
           write_element(to, params.v_pages.dtype, d, read_element(from, params.v.dtype, d));
@@ -56,19 +75,18 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
 
 void gather(const GatherParams& params, int64_t key_begin, int64_t key_end) {
   for (int64_t key = key_begin; key < key_end; ++key) {
+    const int64_t page = page_at(params.pages, params.gap, key / params.page_size);
+    const int64_t offset = key % params.page_size;
     for (int64_t head = 0; head < params.num_heads; ++head) {
-      const std::byte* from =
-          row_address(params.rows, page_at(params.pages, params.gap, key / params.page_size), head,
-                      key % params.page_size);
+      const std::byte* from = row_address(params.rows, page, head, offset);
+      const double scale = row_scale(params.rows, page, head, offset);
       std::byte* to = params.out.base + (key - key_begin) * params.out.token_stride +
                       head * params.out.head_stride;
-      if (params.rotation.rotary_dim != 0 && key >= params.rotate_from) {
-        write_rotated(to, params.out.dtype, from, params.rows.dtype, params.rotation, 0,
-                      params.dim);
-        continue;
-      }
+      const bool rotates = params.rotation.rotary_dim != 0 && key >= params.rotate_from;
+      const Rotation rotation = rotates ? params.rotation : Rotation{};
       for (int64_t d = 0; d < params.dim; ++d) {
-        write_element(to, params.out.dtype, d, read_element(from, params.rows.dtype, d));
+        write_element(to, params.out.dtype, d,
+                      scale * rotated_element(from, params.rows.dtype, rotation, 0, d));
       }
     }
   }

@@ -85,7 +85,9 @@ void compare(AttnProblem& problem, const Options& options) {
 void run_cases(uint64_t first_seed, int count, const Options& options) {
   for (int i = 0; i < scaled_count(count); ++i) {
     const uint64_t seed = first_seed + static_cast<uint64_t>(i);
-    AttnProblem problem(seed, options.features);
+    AttnFeatures features = options.features;
+    features.plain = true;  // StoredPool quantises.
+    AttnProblem problem(seed, features);
     std::unique_ptr<Visibility> visibility;
     if (options.visibility) {
       Visibility::Kinds kinds;
@@ -131,7 +133,7 @@ TEST(CudaAttnSimt, CutsAtFixedKeysGiveTheSame) {
 TEST(CudaAttnSimt, LatentRowsServeAsKeysAndAsValues) {
   for (int i = 0; i < scaled_count(3); ++i) {
     AttnProblem problem(700 + static_cast<uint64_t>(i),
-                        {.max_rows = 3, .max_keys = 70, .small = true});
+                        {.max_rows = 3, .max_keys = 70, .small = true, .plain = true});
     kernels::AttnParams& params = problem.params;
     // V is the beginning of the K rows; 1024 is the most, and takes the smaller tile.
     params.k_dim = i == 0 ? 576 : 1024;

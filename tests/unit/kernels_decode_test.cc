@@ -203,9 +203,10 @@ TEST_P(Decode, OneKeyReturnsItsValueExactly) {
     for (int64_t h = 0; h < problem.params.num_q_heads; ++h) {
       const int64_t kv_head = h / (problem.params.num_q_heads / problem.params.num_kv_heads);
       const std::byte* row = row_address(problem.params.v, sequence.pages[0], kv_head, 0);
+      const float scale = row_scale(problem.params.v, sequence.pages[0], kv_head, 0);
       for (int64_t d = 0; d < problem.params.v_dim; ++d, ++compared) {
-        ASSERT_EQ(actual.out.at(sequence.row_begin, h, d),
-                  reference::read_element(row, problem.params.v.dtype, d));
+        const double element = reference::read_element(row, problem.params.v.dtype, d);
+        ASSERT_EQ(actual.out.at(sequence.row_begin, h, d), static_cast<float>(element) * scale);
       }
     }
   }

@@ -104,12 +104,9 @@ TEST_P(Masks, KeepWhatARowDoesNotSeeOutOfItsBits) {
       for (int64_t head = 0; head < params.num_kv_heads; ++head) {
         const int64_t slot = key % params.page_size;
         const double value = problem.random.pick<double>({NAN, INFINITY, -7.0});
-        for (int64_t d = 0; d < params.k_dim; ++d)
-          reference::write_element(row_address(params.k, page, head, slot), params.k.dtype, d,
-                                   value);
-        for (int64_t d = 0; d < params.v_dim; ++d)
-          reference::write_element(row_address(params.v, page, head, slot), params.v.dtype, d,
-                                   value);
+        const auto same = [&](int64_t) { return value; };
+        store_row(params.k, page, head, slot, params.k_dim, same);
+        store_row(params.v, page, head, slot, params.v_dim, same);
       }
     }
     GetParam().run_all(problem);

@@ -50,6 +50,7 @@ class Random {
     return choices.begin()[between(0, static_cast<int64_t>(choices.size()) - 1)];
   }
   DType dtype() { return pick({DType::kF32, DType::kF16, DType::kBF16}); }
+  DType quantised_dtype() { return pick({DType::kInt8, DType::kE4M3, DType::kE5M2}); }
   std::mt19937_64& engine() { return engine_; }
 
  private:
@@ -115,11 +116,13 @@ struct TensorOwner {
 // One half of a pool, head-major or token-major inside a page, with gaps.
 struct PoolOwner {
   Poisoned memory;
+  Poisoned scales;  // Of quantised rows; empty where they share one.
   PagedRows rows{};
 
   PoolOwner() = default;
+  // `like`: whether rows share a scale is as there, else drawn.
   PoolOwner(Random& random, int64_t pages, int64_t page_size, int64_t heads, int64_t dim,
-            DType dtype) {
+            DType dtype, const PagedRows* like = nullptr) {
     const int64_t row = (dim + random.pick<int64_t>({0, 0, 1, 8})) * dtype_bytes(dtype);
     const bool token_major = random.chance(0.3);
     const int64_t gap = random.pick<int64_t>({0, 0, 2}) * dtype_bytes(dtype);
@@ -127,8 +130,41 @@ struct PoolOwner {
     memory = Poisoned(pages * page);
     rows = {memory.data(), page, token_major ? row : page_size * row,
             token_major ? heads * row : row, dtype};
+    if (!is_quantised(dtype)) return;
+    if (like != nullptr && like->scales.base == nullptr) {
+      rows.scales.shared = like->scales.shared;
+      return;
+    }
+    if (like == nullptr && random.chance(0.3)) {
+      rows.scales.shared = random.pick({1.0f, 0.03125f, 0.0173f});
+      return;
+    }
+    const int64_t scale_page = heads * page_size * 4 + random.pick<int64_t>({0, 4, 64});
+    scales = Poisoned(pages * scale_page);
+    rows.scales = {scales.data(), scale_page, token_major ? 4 : page_size * 4,
+                   token_major ? heads * 4 : 4};
+  }
+  bool guards_intact() {
+    return memory.guards_intact() && (scales.size() == 0 || scales.guards_intact());
   }
 };
+
+// Stores a row of `dim` values as an append does.
+template <typename Value>
+void store_row(const PagedRows& rows, int64_t page, int64_t head, int64_t offset, int64_t dim,
+               const Value& value) {
+  std::byte* row = row_address(rows, page, head, offset);
+  if (is_quantised(rows.dtype)) {
+    std::vector<double> values;
+    for (int64_t d = 0; d < dim; ++d) values.push_back(value(d));
+    std::byte* scale_at =
+        rows.scales.base == nullptr ? nullptr : scale_address(rows, page, head, offset);
+    reference::write_quantised(row, scale_at, rows.scales.shared, rows.dtype, dim,
+                               [&](int64_t d) { return values[static_cast<size_t>(d)]; });
+    return;
+  }
+  for (int64_t d = 0; d < dim; ++d) reference::write_element(row, rows.dtype, d, value(d));
+}
 
 struct RotationOwner {
   std::vector<float> cos, sin;
@@ -192,12 +228,15 @@ struct AttnFeatures {
   int64_t rows = 0;       // of every sequence; 0: up to max_rows
   int64_t sequences = 0;  // 0: a few
   int64_t min_keys = 0;
+  bool plain = false;  // No quantised rows.
 };
 
 // A batch of sequences with everything attention reads, filled at random; unused slots hold NaN.
+// Every third seed has quantised rows.
 class AttnProblem {
  public:
-  AttnProblem(uint64_t seed, const AttnFeatures& features) : random(seed) {
+  AttnProblem(uint64_t seed, const AttnFeatures& features)
+      : random(seed), is_quantised_(seed % 3 == 2 && !features.plain) {
     params.num_kv_heads = static_cast<int32_t>(random.pick<int64_t>({1, 2, 3, 8}));
     params.num_q_heads =
         params.num_kv_heads * static_cast<int32_t>(random.pick<int64_t>({1, 2, 3, 4, 5, 8, 12}));
@@ -260,6 +299,8 @@ class AttnProblem {
   std::vector<float> sinks, alibi, bias;
 
  private:
+  bool is_quantised_;
+
   void make_sequences(const AttnFeatures& features) {
     const int64_t count = features.sequences > 0 ? features.sequences
                           : features.small       ? 1
@@ -283,8 +324,16 @@ class AttnProblem {
   }
 
   void make_tensors(const AttnFeatures& features) {
-    const DType q_dtype = random.dtype(), k_dtype = random.dtype();
-    const DType v_dtype = random.chance(0.7) ? k_dtype : random.dtype();
+    const DType q_dtype = random.dtype();
+    DType k_dtype = random.dtype();
+    DType v_dtype = random.chance(0.7) ? k_dtype : random.dtype();
+    if (is_quantised_) {
+      // Some pairs are of one quantised half and a plain one.
+      const int64_t halves = random.pick<int64_t>({0, 0, 0, 1, 2});
+      if (halves != 1) k_dtype = random.quantised_dtype();
+      if (halves != 2)
+        v_dtype = halves == 0 && random.chance(0.7) ? k_dtype : random.quantised_dtype();
+    }
     q = TensorOwner(random, tokens, params.num_q_heads, params.k_dim, q_dtype);
     q.fill(random);
     params.q = q.rows;
@@ -318,12 +367,9 @@ class AttnProblem {
 
   void write_key(int64_t page, int64_t offset) {
     for (int64_t head = 0; head < params.num_kv_heads; ++head) {
-      std::byte* k_row = row_address(params.k, page, head, offset);
-      for (int64_t d = 0; d < params.k_dim; ++d)
-        reference::write_element(k_row, params.k.dtype, d, random.normal());
-      std::byte* v_row = row_address(params.v, page, head, offset);
-      for (int64_t d = 0; d < params.v_dim; ++d)
-        reference::write_element(v_row, params.v.dtype, d, random.normal());
+      const auto normal = [&](int64_t) { return random.normal(); };
+      store_row(params.k, page, head, offset, params.k_dim, normal);
+      store_row(params.v, page, head, offset, params.v_dim, normal);
     }
   }
 
@@ -376,9 +422,7 @@ class AttnProblem {
         }
       }
       for (int64_t head = 0; head < params.num_kv_heads; ++head) {
-        std::byte* v_row = row_address(params.v, sequence.pages[0], head, 0);
-        for (int64_t d = 0; d < params.v_dim; ++d)
-          reference::write_element(v_row, params.v.dtype, d, NAN);
+        store_row(params.v, sequence.pages[0], head, 0, params.v_dim, [](int64_t) { return NAN; });
       }
     }
   }

@@ -166,13 +166,12 @@ std::byte* key_row(AttnProblem& problem, const PagedRows& rows, int32_t sequence
 
 void fill_key(AttnProblem& problem, int32_t sequence, int64_t key, double k_value, double v_value) {
   const AttnParams& params = problem.params;
+  const int32_t page =
+      problem.sequences[static_cast<size_t>(sequence)].pages[key / params.page_size];
+  const int64_t slot = key % params.page_size;
   for (int64_t head = 0; head < params.num_kv_heads; ++head) {
-    std::byte* k = key_row(problem, params.k, sequence, key, head);
-    for (int64_t d = 0; d < params.k_dim; ++d)
-      reference::write_element(k, params.k.dtype, d, k_value);
-    std::byte* v = key_row(problem, params.v, sequence, key, head);
-    for (int64_t d = 0; d < params.v_dim; ++d)
-      reference::write_element(v, params.v.dtype, d, v_value);
+    store_row(params.k, page, head, slot, params.k_dim, [&](int64_t) { return k_value; });
+    store_row(params.v, page, head, slot, params.v_dim, [&](int64_t) { return v_value; });
   }
 }
 
@@ -268,9 +267,18 @@ TEST(TileKernel, DoesNotCareHowKeysAreSpreadOverPages) {
         for (int32_t s = 0; s < problem.num_sequences(); ++s)
           num_pages += (problem.max_keys(s) + page_size - 1) / page_size;
         PoolOwner k(problem.random, num_pages, page_size, before.num_kv_heads, before.k_dim,
-                    before.k.dtype);
+                    before.k.dtype, &before.k);
         PoolOwner v(problem.random, num_pages, page_size, before.num_kv_heads, before.v_dim,
-                    before.v.dtype);
+                    before.v.dtype, &before.v);
+        const auto copy_scale = [&](const PagedRows& to, const PagedRows& from, int32_t s,
+                                    int64_t key, int32_t page, int64_t head) {
+          if (from.scales.base == nullptr) return;
+          const int32_t old_page =
+              problem
+                  .page_tables[static_cast<size_t>(s)][static_cast<size_t>(key / before.page_size)];
+          std::memcpy(scale_address(to, page, head, key % page_size),
+                      scale_address(from, old_page, head, key % before.page_size), sizeof(float));
+        };
         std::vector<std::vector<int32_t>> tables(problem.sequences.size());
         int32_t next_page = 0;
         for (int32_t s = 0; s < problem.num_sequences(); ++s) {
@@ -284,6 +292,8 @@ TEST(TileKernel, DoesNotCareHowKeysAreSpreadOverPages) {
               std::memcpy(row_address(v.rows, pages.back(), head, key % page_size),
                           key_row(problem, before.v, s, key, head),
                           static_cast<size_t>(before.v_dim * dtype_bytes(before.v.dtype)));
+              copy_scale(k.rows, before.k, s, key, pages.back(), head);
+              copy_scale(v.rows, before.v, s, key, pages.back(), head);
             }
           }
         }
@@ -357,7 +367,8 @@ TEST(TileKernel, KeysHiddenByTheBiasDoNotReachTheirRows) {
 
 TEST(TileKernel, AVisibleNanReachesEveryRowThatSeesIt) {
   for (const auto& [in_k, max_keys] : {std::pair{true, 100}, {false, 100}, {true, 1}, {false, 1}}) {
-    const AttnFeatures features = {.rules = false, .max_rows = 20, .max_keys = max_keys};
+    const AttnFeatures features = {
+        .rules = false, .max_rows = 20, .max_keys = max_keys, .plain = true};
     for_each_problem(
         9000, 10, features,
         [&, in_k = in_k, max_keys = max_keys](const KernelTable& table, AttnProblem& problem) {
@@ -466,9 +477,14 @@ TEST(TileKernel, OneKeyReturnsItsValueExactly) {
           for (int64_t h = 0; h < params.num_q_heads; ++h) {
             const std::byte* row =
                 key_row(problem, params.v, s, 0, h / (params.num_q_heads / params.num_kv_heads));
+            const float scale =
+                row_scale(params.v, problem.sequences[static_cast<size_t>(s)].pages[0],
+                          h / (params.num_q_heads / params.num_kv_heads), 0);
             for (int64_t d = 0; d < params.v_dim; ++d, ++compared) {
+              const auto element =
+                  static_cast<float>(reference::read_element(row, params.v.dtype, d));
               ASSERT_EQ(actual.out.at(problem.sequences[static_cast<size_t>(s)].row_begin, h, d),
-                        reference::read_element(row, params.v.dtype, d));
+                        element * scale);
             }
           }
         }

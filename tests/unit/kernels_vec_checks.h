@@ -86,6 +86,38 @@ void round_all(const float* in, uint16_t* out, int count) {
     store_as<kType>(reinterpret_cast<std::byte*>(out + i), load(in + i));
 }
 
+template <DType kType>
+int read_all_codes(float* values) {
+  for (int code = 0; code < 256; code += kLanes) {
+    uint8_t bits[kLanes];
+    for (int i = 0; i < kLanes; ++i) bits[i] = static_cast<uint8_t>(code + i);
+    const auto* from = reinterpret_cast<const std::byte*>(bits);
+    store(values + code, load_as<kType>(from));
+    for (int n = 0; n < kLanes; ++n) {
+      float tail[kLanes];
+      store(tail, load_as_tail<kType>(from, n));
+      for (int i = 0; i < kLanes; ++i) {
+        const float want = i < n ? values[code + i] : 0.0f;
+        if (__builtin_memcmp(&tail[i], &want, 4) != 0) return code + i;
+      }
+    }
+  }
+  return -1;
+}
+
+// out[i] = the code of in[i], by whole vectors; those at multiples of 7 vectors lane by lane.
+template <DType kType>
+void round_to_codes(const float* in, uint8_t* out, int count) {
+  for (int i = 0; i < count; i += kLanes) {
+    auto* to = reinterpret_cast<std::byte*>(out + i);
+    if (i / kLanes % 7 != 0) {
+      store_as<kType>(to, load(in + i));
+    } else {
+      for (int n = kLanes; n > 0; --n) store_as_tail<kType>(to, load(in + i), n);
+    }
+  }
+}
+
 // 0, or the number of the first operation that mixed up its lanes.
 int wrong_shuffle() {
   float in[kLanes * kLanes], out[kLanes * kLanes];
@@ -125,6 +157,14 @@ int wrong_shuffle() {
   for (int i = 0; i < kLanes * kLanes; ++i) {
     if (out[i] != in[i % kLanes * kLanes + i / kLanes]) return 8;
   }
+  store(out, load_repeated<2>(in)), store(out + kLanes, load_repeated<4>(in)),
+      store(out + 2 * kLanes, load_repeated<8>(in)),
+      store(out + 3 * kLanes, load_repeated<kLanes>(in));
+  for (int i = 0; i < kLanes; ++i) {
+    if (out[i] != in[i % 2] || out[kLanes + i] != in[i % 4] || out[2 * kLanes + i] != in[i % 8] ||
+        out[3 * kLanes + i] != in[i])
+      return 12;
+  }
   for (int n = 0; n <= kLanes; ++n) {
     for (float& x : out) x = -1;
     store_tail(out, load_tail(in, n), n);
@@ -141,9 +181,15 @@ int wrong_shuffle() {
 }  // namespace
 }  // namespace kvc::kernels::cpu
 
-#define KVC_VEC_CHECKS                                                                \
-  {                                                                                   \
-    cpu::exp2_worst_ulps, cpu::tanh_worst_ulps, cpu::exp2_at, cpu::tanh_at,           \
-        cpu::convert_all_codes<DType::kF16>, cpu::convert_all_codes<DType::kBF16>,    \
-        cpu::round_all<DType::kF16>, cpu::round_all<DType::kBF16>, cpu::wrong_shuffle \
+#define KVC_VEC_CHECKS                                                                 \
+  {                                                                                    \
+    cpu::exp2_worst_ulps, cpu::tanh_worst_ulps, cpu::exp2_at, cpu::tanh_at,            \
+        cpu::convert_all_codes<DType::kF16>, cpu::convert_all_codes<DType::kBF16>,     \
+        cpu::round_all<DType::kF16>, cpu::round_all<DType::kBF16>, cpu::wrong_shuffle, \
+        {cpu::read_all_codes<DType::kInt8>, cpu::read_all_codes<DType::kE4M3>,         \
+         cpu::read_all_codes<DType::kE5M2>},                                           \
+    {                                                                                  \
+      cpu::round_to_codes<DType::kInt8>, cpu::round_to_codes<DType::kE4M3>,            \
+          cpu::round_to_codes<DType::kE5M2>                                            \
+    }                                                                                  \
   }

@@ -16,6 +16,9 @@ struct VecChecks {
   void (*round_f16)(const float*, uint16_t*, int);
   void (*round_bf16)(const float*, uint16_t*, int);
   int (*wrong_shuffle)();
+  // Int8, e4m3, e5m2: values[code] for whole vectors; the first code whose tail differs, or -1.
+  int (*read_codes[3])(float*);
+  void (*round_to_codes[3])(const float*, uint8_t*, int);
 };
 
 extern const VecChecks kScalarChecks, kAvx2Checks, kAvx512Checks;

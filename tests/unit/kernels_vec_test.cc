@@ -98,6 +98,67 @@ TEST_P(Vectors, StoresRoundToNearestEven) {
   }
 }
 
+constexpr DType kQuantised[] = {DType::kInt8, DType::kE4M3, DType::kE5M2};
+
+TEST_P(Vectors, EveryEightBitCodeHasItsValue) {
+  for (int type = 0; type < 3; ++type) {
+    SCOPED_TRACE("type " + std::to_string(type));
+    float values[256];
+    ASSERT_EQ(checks().read_codes[type](values), -1) << "first code whose tail differs";
+    for (int code = 0; code < 256; ++code) {
+      const double want = reference::from_code(static_cast<uint8_t>(code), kQuantised[type]);
+      if (std::isnan(want)) {
+        ASSERT_TRUE(std::isnan(values[code])) << code;
+      } else {
+        ASSERT_EQ(values[code], want) << code;
+        ASSERT_EQ(std::signbit(values[code]), std::signbit(want)) << code;
+      }
+    }
+  }
+}
+
+// By a specification of its own: the nearest code of all, of two the one with an even last bit.
+TEST_P(Vectors, EightBitCodesRoundToNearestEvenAndSaturate) {
+  for (int type = 0; type < 3; ++type) {
+    SCOPED_TRACE("type " + std::to_string(type));
+    const DType dtype = kQuantised[type];
+    std::vector<float> codes;  // Ascending, without -0.
+    for (int code = 0; code < 256; ++code) {
+      const double value = reference::from_code(static_cast<uint8_t>(code), dtype);
+      if (std::isfinite(value)) codes.push_back(static_cast<float>(value));
+    }
+    std::sort(codes.begin(), codes.end());
+    std::vector<float> in;
+    for (size_t i = 0; i + 1 < codes.size(); ++i) {
+      const float middle = (codes[i] + codes[i + 1]) / 2;
+      in.insert(in.end(), {codes[i], middle, std::nextafter(middle, -kInfinity),
+                           std::nextafter(middle, kInfinity)});
+    }
+    for (float edge : {127.49f, 127.5f, 1000.0f, 448.0f, 464.0f, 57344.0f, 61440.0f, 3.4e38f,
+                       kInfinity, 1e-40f, 0.0f, 1e-9f})
+      in.insert(in.end(), {edge, -edge});
+    in.push_back(NAN);
+    while (in.size() % 16 != 0) in.push_back(0.0f);
+    std::vector<uint8_t> out(in.size());
+    checks().round_to_codes[type](in.data(), out.data(), static_cast<int>(in.size()));
+    for (size_t i = 0; i < in.size(); ++i) {
+      ASSERT_EQ(out[i], reference::to_code(in[i], dtype)) << in[i];
+      const double have = reference::from_code(out[i], dtype);
+      if (std::isnan(in[i])) {
+        ASSERT_TRUE(dtype == DType::kInt8 ? out[i] == 0 : std::isnan(have));
+        continue;
+      }
+      const double wanted = std::clamp<double>(in[i], codes.front(), codes.back());
+      for (const float other : codes)
+        ASSERT_LE(std::fabs(have - wanted), std::fabs(other - wanted)) << in[i];
+      const double distance = std::fabs(have - wanted), mirrored = 2 * wanted - have;
+      if (distance > 0 && std::find(codes.begin(), codes.end(), mirrored) != codes.end()) {
+        ASSERT_EQ(out[i] % 2, 0) << in[i] << " is in the middle";
+      }
+    }
+  }
+}
+
 TEST_P(Vectors, NoOperationMixesUpItsLanes) { EXPECT_EQ(checks().wrong_shuffle(), 0); }
 
 TEST(Dispatch, OffersWhatTheMachineHasAndNothingElse) {

@@ -160,10 +160,9 @@ class Visibility {
       if (seen[static_cast<size_t>(key)] != 0) continue;
       const int32_t page = own.pages[static_cast<size_t>(key / params.page_size)];
       for (int64_t head = 0; head < params.num_kv_heads; ++head) {
-        fill_row(row_address(params.k, page, head, key % params.page_size), params.k.dtype,
-                 params.k_dim);
-        fill_row(row_address(params.v, page, head, key % params.page_size), params.v.dtype,
-                 params.v_dim);
+        const auto poison = [](int64_t) { return NAN; };
+        store_row(params.k, page, head, key % params.page_size, params.k_dim, poison);
+        store_row(params.v, page, head, key % params.page_size, params.v_dim, poison);
       }
       if (!own.key_positions.empty()) own.key_positions[static_cast<size_t>(key)] = INT32_MIN / 2;
     }
@@ -171,10 +170,6 @@ class Visibility {
       if (kept[page] == 0) own.pages[page] = -1;
     }
     sequence(s).pages = own.pages.data();
-  }
-
-  static void fill_row(std::byte* row, DType dtype, int64_t dim) {
-    for (int64_t d = 0; d < dim; ++d) reference::write_element(row, dtype, d, NAN);
   }
 
   static constexpr int64_t kPositions = 2000;
@@ -204,9 +199,11 @@ inline std::vector<double> naive_rotated(std::vector<double> x, const Rotation& 
   return x;
 }
 
-inline std::vector<double> naive_elements(const std::byte* row, DType dtype, int64_t dim) {
+inline std::vector<double> naive_elements(const std::byte* row, DType dtype, int64_t dim,
+                                          double scale = 1) {
   std::vector<double> values;
-  for (int64_t d = 0; d < dim; ++d) values.push_back(reference::read_element(row, dtype, d));
+  for (int64_t d = 0; d < dim; ++d)
+    values.push_back(scale * reference::read_element(row, dtype, d));
   return values;
 }
 
@@ -229,10 +226,11 @@ struct NaiveKeys {
     const int32_t page = sequence.pages[key / params.page_size];
     const int64_t slot = key % params.page_size;
     const std::byte* k_row = row_address(params.k, page, kv_head, slot);
-    k[index] = naive_rotated(naive_elements(k_row, params.k.dtype, params.k_dim),
+    k[index] = naive_rotated(naive_elements(k_row, params.k.dtype, params.k_dim,
+                                            row_scale(params.k, page, kv_head, slot)),
                              params.k_rotations[sequence.k_rotation_index], position(key));
-    v[index] =
-        naive_elements(row_address(params.v, page, kv_head, slot), params.v.dtype, params.v_dim);
+    v[index] = naive_elements(row_address(params.v, page, kv_head, slot), params.v.dtype,
+                              params.v_dim, row_scale(params.v, page, kv_head, slot));
   }
 };
 
