@@ -109,7 +109,9 @@ void add_page(CLI::App& command, int& page_size) {
 }
 
 void add_model(CLI::App& command, ModelOptions& model) {
-  add_arithmetic(command, model.dtype, model.isa);
+  add_choice(command, "--dtype", model.dtype, {"bf16", "fp16", "fp32", "int8", "fp8"},
+             "Storage and activation type; int8, fp8: with bf16 activations");
+  add_isa(command, model.isa);
   add_number(command, "--q-heads", model.q_heads, 1, 4096, "Query heads");
   add_number(command, "--kv-heads", model.kv_heads, 1, 4096, "KV heads");
   add_number(command, "--head-dim,--dim", model.head_dim, 1, 512, "Elements of a head");

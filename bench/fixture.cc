@@ -57,15 +57,21 @@ Storage storage_named(const std::string& name) {
   if (name == "fp32") return Storage::kF32;
   if (name == "fp16") return Storage::kF16;
   if (name == "bf16") return Storage::kBF16;
+  if (name == "int8") return Storage::kInt8;
+  if (name == "fp8") return Storage::kFp8;
   throw std::runtime_error("unknown dtype " + name);
 }
 
-int64_t storage_bytes(Storage storage) { return storage == Storage::kF32 ? 4 : 2; }
+int64_t storage_bytes(Storage storage) {
+  return storage == Storage::kF32 ? 4 : is_quantised(storage) ? 1 : 2;
+}
 
 DLDataType dl_type(Storage storage) {
   switch (storage) {
     case Storage::kF32: return {kDLFloat, 32, 1};
     case Storage::kF16: return {kDLFloat, 16, 1};
+    case Storage::kInt8: return {kDLInt, 8, 1};
+    case Storage::kFp8: return {kDLFloat8_e4m3fn, 8, 1};
     case Storage::kBF16: break;
   }
   return {kDLBfloat, 16, 1};
@@ -92,7 +98,8 @@ int machine_threads() { return std::max(1, machine().num_cores); }
 Arithmetic bounding_arithmetic(kvc_cpu_isa isa, Storage storage) {
   switch (resolve_isa(isa)) {
     case KVC_CPU_ISA_AVX512_BF16:
-      return storage == Storage::kBF16 ? Arithmetic::kAvx512Bf16 : Arithmetic::kAvx512;
+      return storage == Storage::kBF16 || is_quantised(storage) ? Arithmetic::kAvx512Bf16
+                                                                : Arithmetic::kAvx512;
     case KVC_CPU_ISA_AVX512: return Arithmetic::kAvx512;
     case KVC_CPU_ISA_AVX2: return Arithmetic::kAvx2;
     default: return Arithmetic::kScalar;
@@ -105,15 +112,15 @@ void check(kvc_status status, const kvc_error& error) {
 }
 
 Activations::Activations(Storage storage, int64_t tokens, int heads, int dim, uint64_t seed)
-    : storage_(storage),
-      buffer_(static_cast<size_t>(tokens * heads * dim * storage_bytes(storage))),
+    : storage_(is_quantised(storage) ? Storage::kBF16 : storage),
+      buffer_(static_cast<size_t>(tokens * heads * dim * storage_bytes(storage_))),
       shape_{tokens, heads, dim},
       tensor_{} {
-  fill_random(buffer_.data(), tokens * heads * dim, storage, seed);
+  fill_random(buffer_.data(), tokens * heads * dim, storage_, seed);
   tensor_.data = buffer_.data();
   tensor_.device = {kDLCPU, 0};
   tensor_.ndim = 3;
-  tensor_.dtype = dl_type(storage);
+  tensor_.dtype = dl_type(storage_);
   tensor_.shape = shape_;
 }
 
@@ -170,6 +177,7 @@ Cache::Cache(const CacheShape& shape) : shape_(shape) {
     layer.k_dim = shape.head_dim;
   }
   layer.k_dtype = dl_type(shape.storage);
+  layer.quant = is_quantised(shape.storage) ? KVC_QUANT_PER_TOKEN_HEAD : KVC_QUANT_NONE;
   layer.rope = shape.rope ? &rope : nullptr;
   layer.window = shape.window;
   std::vector<kvc_layer> layers(static_cast<size_t>(shape.layers), layer);

@@ -11,9 +11,11 @@
 
 namespace kvc::bench {
 
-enum class Storage { kF32, kF16, kBF16 };
-Storage storage_named(const std::string& name);  // "fp32", "fp16", "bf16"
-int64_t storage_bytes(Storage storage);
+// The last two with a scale per token and head; activations beside them are bfloat16.
+enum class Storage { kF32, kF16, kBF16, kInt8, kFp8 };
+Storage storage_named(const std::string& name);  // "fp32", "fp16", "bf16", "int8", "fp8"
+inline bool is_quantised(Storage storage) { return storage >= Storage::kInt8; }
+int64_t storage_bytes(Storage storage);  // Bytes of an element.
 DLDataType dl_type(Storage storage);
 kvc_cpu_isa isa_named(const std::string& name);  // "auto", "avx2", ...
 const char* isa_name(kvc_cpu_isa isa);
@@ -50,8 +52,11 @@ struct CacheShape {
 
   int latent_dim() const { return latent_rank + latent_rope_dim; }
   int64_t bytes_per_token_layer() const {
+    const int64_t scales =
+        is_quantised(storage) ? 2 * kv_heads * static_cast<int64_t>(sizeof(float)) : 0;
     return (latent_rank > 0 ? latent_dim() : 2 * int64_t{kv_heads} * head_dim) *
-           storage_bytes(storage);
+               storage_bytes(storage) +
+           scales;
   }
   int64_t page_layer_bytes() const { return page_size * bytes_per_token_layer(); }
 };
