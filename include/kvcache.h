@@ -411,13 +411,16 @@ enum {
 
 /* Quantised storage. Values round to nearest even and saturate at the largest finite value.
  *
- *   everywhere   It is planned, paged, shared, swapped and exported.
- *   CUDA         It is appended to and attended to as well. kvc_attn_self on such a layer is
- *                KVC_E_UNSUPPORTED.
- *   CPU          It is for the host program's own kernels. kvc_attn, kvc_kv_append, kvc_kv_gather
- *                and the debug functions answer KVC_E_UNSUPPORTED on such a layer.
+ *   everywhere      It is planned, paged, shared, swapped and exported.
+ *   CPU, 8 bits     It is appended to, attended to, gathered and shifted, as other storage is.
+ *   CPU, 4 bits     It is for the host program's own kernels. kvc_attn, kvc_kv_append,
+ *                   kvc_kv_gather, the debug functions, and kvc_seq_shift of K that is stored
+ *                   rotated answer KVC_E_UNSUPPORTED on such a layer.
+ *   CUDA            It is appended to, attended to and gathered. kvc_attn_self, and kvc_seq_shift
+ *                   of K that is stored rotated, answer KVC_E_UNSUPPORTED on such a layer.
  *
- * kvc_seq_shift of K that is stored rotated and quantised is KVC_E_UNSUPPORTED on every device. */
+ * PER_TOKEN_HEAD: scale = largest |value| of the row / largest element, at least 2^-126. A row with
+ * a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be. */
 typedef int32_t kvc_quant;
 enum {
   KVC_QUANT_NONE = 0,
@@ -1175,8 +1178,8 @@ KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n,
  * shifts. Only a shift at another `begin` than the one before rotates the rows between the two.
  * What leaves the cache is rotated for the position it has, and rows are before the host program
  * gets or writes pages itself. Elsewhere (CUDA, BORROWED, after kvc_export_pool or
- * kvc_pages_import, with K = V layers) every shift rotates the rows and rounds them: in 16 bit,
- * thousands of shifts by one token lose the small angles.
+ * kvc_pages_import, with K = V layers) every shift rotates the rows and rounds them: in 16 and 8
+ * bit, thousands of shifts by one token lose the small angles.
  *
  * Expected:  KVC_E_NO_PAGES       For private copies of shared pages, and for one page per layer
  *                                 group where a window has dropped tokens (detail = missing).
@@ -1185,7 +1188,8 @@ KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n,
  *                                 - The cache has STATE layers.
  *                                 - A delta other than begin - end, which leaves a gap, where the
  *                                   sequence or a layer has a window or chunk.
- *                                 - It would move K that is quantised and rotated ON_APPEND.
+ *                                 - It would move K that is rotated ON_APPEND and stored in 4
+ *                                   bits, or on CUDA quantised.
  * Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
  *                                 negative, stop ascending, or exceed int32.
  *            KVC_E_NOT_FOUND      No such sequence.
@@ -2331,7 +2335,8 @@ KVC_API kvc_status kvc_tree_commit(kvc_cache *cache, size_t n, const kvc_seq *se
  *   out     [>= T, num_q_heads, v_dim]       [>= T, num_q_heads, v_dim]
  *   lse     float32 [>= T, num_q_heads]      the same
  *
- * 1. K = V layers: v is NULL. MLA: v is given.
+ * 1. K = V layers: v is NULL. MLA: v is given; over quantised latents, k and v are rounded to
+ *    bfloat16.
  * 2. MLA: for the whole prompt merge with kvc_attn_cached, whose latent output the caller has
  *    projected to v_dim.
  * 3. Sink logits enter the denominator of this part alone. To merge parts of a model with sink
@@ -2809,8 +2814,8 @@ KVC_API kvc_status kvc_op_linear_step(const kvc_linear_opt *KVC_NULLABLE linear,
  *              KVC_E_BUSY              kvc_debug_set_*: it is in the open forward.
  *              KVC_E_INVALID_STATE     It is swapped out.
  *              KVC_E_INVALID_ARGUMENT  k and v are both NULL.
- *              KVC_E_UNSUPPORTED       No storage, no layer of the kind, or, on the CPU, quantised
- *                                      storage.
+ *              KVC_E_UNSUPPORTED       No storage, no layer of the kind, or, on the CPU, storage of
+ *                                      4 bits.
  *              tensors                 See TENSORS. */
 
 /* Copies the committed tokens [begin, end) of a sequence, all layers of the slice.

@@ -19,6 +19,9 @@ DLDataType dtype_to_dlpack(DType dtype) {
     case DType::kF32: return {kDLFloat, 32, 1};
     case DType::kF16: return {kDLFloat, 16, 1};
     case DType::kBF16: return {kDLBfloat, 16, 1};
+    case DType::kInt8: return {kDLInt, 8, 1};
+    case DType::kE4M3: return {kDLFloat8_e4m3fn, 8, 1};
+    case DType::kE5M2: return {kDLFloat8_e5m2, 8, 1};
   }
   return {kDLFloat, 32, 1};
 }
@@ -28,6 +31,9 @@ const char* dtype_name(DType dtype) {
     case DType::kF32: return "float32";
     case DType::kF16: return "float16";
     case DType::kBF16: return "bfloat16";
+    case DType::kInt8: return "int8";
+    case DType::kE4M3: return "float8_e4m3fn";
+    case DType::kE5M2: return "float8_e5m2";
   }
   return "?";
 }
@@ -59,6 +65,11 @@ DTypeText describe(DLDataType type) {
     std::snprintf(result.text, sizeof result.text, "%s%dx%d", code, type.bits, type.lanes);
   }
   return result;
+}
+
+kernels::DType quantised_dtype(DLDataType type) {
+  if (type.code == kDLFloat8_e4m3fn) return kernels::DType::kE4M3;
+  return type.code == kDLFloat8_e5m2 ? kernels::DType::kE5M2 : kernels::DType::kInt8;
 }
 
 }  // namespace kvc

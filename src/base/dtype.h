@@ -22,4 +22,7 @@ struct DTypeText {
 };
 DTypeText describe(DLDataType type);
 
+// For float8_e4m3fn, float8_e5m2 and int8.
+kernels::DType quantised_dtype(DLDataType type);
+
 }  // namespace kvc

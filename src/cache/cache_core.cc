@@ -90,13 +90,14 @@ void CacheCore::require_storage(const char* what) const {
   }
 }
 
-void CacheCore::require_plain(int32_t local_layer, const char* what) const {
+void CacheCore::require_readable(int32_t local_layer, const char* what) const {
   const LayerSpec& spec_of_layer = layer(local_layer);
-  if (!spec_of_layer.is_quantised()) return;
+  if (gpu() != nullptr || spec_of_layer.is_served_by_cpu()) return;
   fail_with(KVC_E_UNSUPPORTED, spec_of_layer.quant,
-            "%s: layer %d is stored with quant = %d, which is left to the host's kernels; NONE (0) "
-            "is supported",
-            what, spec().layer_begin + local_layer, spec_of_layer.quant);
+            "%s: layer %d is stored as %s with quant = %s (%d), which is left to the host's "
+            "kernels; on the CPU types of 8 bits are supported",
+            what, spec().layer_begin + local_layer, k_type_name(spec_of_layer).c_str(),
+            quant_name(spec_of_layer.quant), spec_of_layer.quant);
 }
 
 void CacheCore::require_prefix_index(const char* what) const {

@@ -83,11 +83,12 @@ struct CacheCore {
   void require_closed(const char* action) const;
   // UNSUPPORTED for a cache without tensor memory.
   void require_storage(const char* what) const;
-  // UNSUPPORTED for a layer of quantised storage, which the kernels here do not read.
-  void require_plain(int32_t local_layer, const char* what) const;
-  // The same where the device's kernels do not read quantised storage either.
-  void require_readable(int32_t local_layer, const char* what) const {
-    if (gpu() == nullptr) require_plain(local_layer, what);
+  // UNSUPPORTED for a layer whose storage the kernels of the device do not read.
+  void require_readable(int32_t local_layer, const char* what) const;
+  // The library can rotate K of the layer that is stored rotated.
+  bool can_rotate_keys(int32_t local_layer) const {
+    return gpu() == nullptr ? layer(local_layer).is_served_by_cpu()
+                            : !layer(local_layer).is_quantised();
   }
   // UNSUPPORTED for a cache with CROSS layers, which publishes nothing.
   void require_prefix_index(const char* what) const;

@@ -101,6 +101,7 @@ void rotate_copied_page(const CacheCore& core, int32_t local_layer, const KeyLea
   const LeadRotation rotation(core.spec(), local_layer, lead);
   if (rotation.get().rotary_dim == 0) return;
   kernels::PagedRows keys = core.pool.k_rows(local_layer);
+  if (keys.scales.base != nullptr) keys.scales.base = rows + (keys.scales.base - keys.base);
   keys.base = rows;
   std::vector<int64_t> slots;
   const int64_t page_size = core.spec().layer_page_size(local_layer);
@@ -131,10 +132,10 @@ void check_range(const CacheCore& core, const Sequence& sequence, int64_t begin,
   }
 }
 
-// K that is stored rotated cannot be rotated on where it is quantised.
-bool can_rotate_keys(const Spec& spec) {
-  for (int32_t layer = 0; layer < spec.num_local_layers(); ++layer) {
-    if (spec.layers[layer].is_quantised() && is_rotated_on_append(spec, layer)) return false;
+// K that is stored rotated can be rotated on.
+bool can_rotate_keys(const CacheCore& core) {
+  for (int32_t layer = 0; layer < core.spec().num_local_layers(); ++layer) {
+    if (is_rotated_on_append(core.spec(), layer) && !core.can_rotate_keys(layer)) return false;
   }
   return true;
 }
@@ -250,8 +251,13 @@ void ContextShift::check_positions() const {
   }
   if (delta_ == 0) return;
   for (int32_t layer = 0; layer < spec_.num_local_layers(); ++layer) {
-    if (is_rotated_on_append(spec_, layer))
-      core_.require_plain(layer, "kvc_seq_shift of rotated K");
+    if (!is_rotated_on_append(spec_, layer) || core_.can_rotate_keys(layer)) continue;
+    const LayerSpec& stored = core_.layer(layer);
+    fail_with(KVC_E_UNSUPPORTED, stored.quant,
+              "kvc_seq_shift: K of layer %d is stored rotated as %s with quant = %s (%d), which "
+              "%s does not rotate on",
+              spec_.layer_begin + layer, k_type_name(stored).c_str(), quant_name(stored.quant),
+              stored.quant, spec_.is_on_gpu() ? "CUDA" : "the CPU");
   }
 }
 
@@ -479,7 +485,7 @@ int64_t nearest_shift(const CacheCore& core, const Sequence& sequence, int64_t p
     return true;
   };
   // No token follows the last one, so nothing moves.
-  if (!can_rotate_keys(core.spec())) return is_possible(last) ? last : -1;
+  if (!can_rotate_keys(core)) return is_possible(last) ? last : -1;
   const int64_t wanted = position == -1 ? last : std::min(position, last);
   int64_t nearest = -1;
   const auto consider = [&](int64_t token) {

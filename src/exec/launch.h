@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/params.h"
+#include "src/base/math.h"
 #include "src/exec/attn_options.h"
 #include "src/exec/engine.h"
 #include "src/exec/sequence_set.h"
@@ -58,12 +59,18 @@ void set_rotations(const Spec& spec, const AttnCall& call, bool has_two_q_rotati
 
 // New keys that are no part of the pool (kvc_attn_self) lie in compact rows, [rows][heads][dim]:
 // one "page" per sequence, which starts at its first row.
+// Quantised ones have a plane of their scales behind the rows, [rows][heads].
 struct NewKeyBytes {
   int64_t k_token, v_token;  // Bytes of all heads of a token.
+  int64_t scale_token;       // Bytes of their scales; 0: they have none.
+
+  int64_t k_bytes(int64_t rows) const { return scales_at(rows * k_token) + rows * scale_token; }
+  int64_t v_bytes(int64_t rows) const { return scales_at(rows * v_token) + rows * scale_token; }
+  static int64_t scales_at(int64_t row_bytes) { return align_up(row_bytes, sizeof(float)); }
 };
 NewKeyBytes new_key_bytes(const LayerSpec& layer);
-// `v` null: V is in K.
-void place_new_keys(const LayerSpec& layer, std::byte* k, std::byte* v,
+// `v` null: V is in K. `num_rows` of all sequences.
+void place_new_keys(const LayerSpec& layer, int64_t num_rows, std::byte* k, std::byte* v,
                     kernels::AttnParams* params);
 // What writes those rows: `append` as append_params made it, `slots` = 0, 1, 2, ...
 kernels::AppendParams stage_params(kernels::AppendParams append, const kernels::AttnParams& params,

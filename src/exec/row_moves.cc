@@ -92,22 +92,36 @@ void rotate_key_rows(const kernels::cpu::KernelTable& kernels, const LayerSpec& 
                      const kernels::PagedRows& keys, int64_t page_size,
                      const kernels::Rotation& rotation,
                      const std::vector<int64_t>& slots) noexcept {
-  std::byte row[kMaxLatentDim * sizeof(float)];  // Kernels don't rotate in place.
+  alignas(float) std::byte row[kMaxLatentDim * sizeof(float)];  // Kernels don't rotate in place.
+  // Quantised rows pass through float32.
+  const kernels::DType row_dtype =
+      kernels::is_quantised(keys.dtype) ? kernels::DType::kF32 : keys.dtype;
   kernels::AppendParams params{};
   params.k_rotation = rotation;
-  params.k_pages = params.v_pages = keys;
-  params.k = {row, 0, 0, layer.k_dtype};
+  params.k = {row, 0, 0, row_dtype};
   params.page_size = static_cast<int32_t>(page_size);
   params.num_kv_heads = 1;
   params.k_dim = layer.k_dim;
   params.v_dim = layer.v_dim;
-  const auto row_bytes = static_cast<size_t>(layer.k_dim * kernels::dtype_bytes(layer.k_dtype));
+  kernels::GatherParams old{.rows = keys,
+                            .pages = nullptr,
+                            .out = {row, 0, 0, row_dtype},
+                            .page_size = static_cast<int32_t>(page_size),
+                            .num_heads = 1,
+                            .dim = layer.k_dim};
   for (const int64_t slot : slots) {
-    params.slots = &slot;
+    const auto page = static_cast<int32_t>(slot / page_size);
+    const int64_t own_slot = slot % page_size;  // In `page`, the only one of both calls.
     for (int32_t head = 0; head < layer.num_kv_heads; ++head) {
-      params.k_pages.base = keys.base + head * keys.head_stride;
-      std::memcpy(row, row_address(params.k_pages, slot / page_size, 0, slot % page_size),
-                  row_bytes);
+      kernels::PagedRows rows = keys;
+      rows.base += page * keys.page_stride + head * keys.head_stride;
+      if (rows.scales.base != nullptr)
+        rows.scales.base += page * rows.scales.page_stride + head * rows.scales.head_stride;
+      const int32_t first = 0;
+      old.rows = params.k_pages = params.v_pages = rows;
+      old.pages = &first;
+      kernels.gather(old, own_slot, own_slot + 1);
+      params.slots = &own_slot;
       kernels.append(params, 0, 1);
     }
   }

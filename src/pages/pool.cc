@@ -157,12 +157,26 @@ void PagePool::make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_p
   }
 }
 
+kernels::RowScales PagePool::row_scales(int32_t local_layer, bool is_v) const {
+  const LayerSpec& spec = plan_->spec().layers[local_layer];
+  if (spec.quant == KVC_QUANT_PER_TENSOR)
+    return {.shared = is_v && !spec.v_in_k ? spec.v_scale : spec.k_scale};
+  if (spec.quant != KVC_QUANT_PER_TOKEN_HEAD) return {};
+  const LayerLayout& layout = plan_->layout().layers[local_layer];
+  const LayerPages pages = layer(local_layer);
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(float));
+  return {.base = pages.base + layout.k_scale_offset + (is_v ? layout.k_scale_bytes : 0),
+          .page_stride = pages.page_stride,
+          .head_stride = plan_->spec().layer_page_size(local_layer) * kBytes,
+          .token_stride = kBytes};
+}
+
 kernels::PagedRows PagePool::k_rows(int32_t local_layer) const {
   const LayerSpec& spec = plan_->spec().layers[local_layer];
   const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = kvc::row_bytes(spec).k;
   return {pages.base, pages.page_stride, plan_->spec().layer_page_size(local_layer) * row_bytes,
-          row_bytes, spec.k_dtype};
+          row_bytes,  spec.k_dtype,      row_scales(local_layer, false)};
 }
 
 kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
@@ -171,8 +185,12 @@ kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
   const LayerLayout& layout = plan_->layout().layers[local_layer];
   const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = kvc::row_bytes(spec).v;
-  return {pages.base + layout.v_offset, pages.page_stride,
-          plan_->spec().layer_page_size(local_layer) * row_bytes, row_bytes, spec.v_dtype};
+  return {pages.base + layout.v_offset,
+          pages.page_stride,
+          plan_->spec().layer_page_size(local_layer) * row_bytes,
+          row_bytes,
+          spec.v_dtype,
+          row_scales(local_layer, true)};
 }
 
 void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset,

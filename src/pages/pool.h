@@ -92,7 +92,7 @@ class PagePool {
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[local_layer].page_bytes);
   }
-  // The dtype is meaningful for layers that are not quantised.
+  // The dtype and the scales are those of kernels of the CPU, for the layers that they serve.
   kernels::PagedRows k_rows(int32_t local_layer) const;
   // The K rows when V is their beginning.
   kernels::PagedRows v_rows(int32_t local_layer) const;
@@ -106,6 +106,7 @@ class PagePool {
   void resize(int64_t num_pages);
 
  private:
+  kernels::RowScales row_scales(int32_t local_layer, bool is_v) const;
   void copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
                             int64_t to_page, int64_t to_offset) const noexcept;
 

@@ -360,6 +360,8 @@ class LayerReader {
     spec_.k_type = quantised_type(
         is_unset(in_.k_dtype) ? DLDataType{kDLBfloat, 16, 1} : in_.k_dtype, "k_dtype");
     spec_.v_type = is_unset(in_.v_dtype) ? spec_.k_type : quantised_type(in_.v_dtype, "v_dtype");
+    if (spec_.k_type.bits == 8) spec_.k_dtype = quantised_dtype(spec_.k_type);
+    if (spec_.v_type.bits == 8) spec_.v_dtype = quantised_dtype(spec_.v_type);
   }
 
   float scale_of(float scale, const char* name) const {

@@ -35,8 +35,8 @@ struct LayerSpec {
   int32_t v_dim = 0;
   kernels::DType k_dtype = kernels::DType::kBF16;
   kernels::DType v_dtype = kernels::DType::kBF16;
-  // When it is not NONE, k_type and v_type give the stored types, and k_dtype and v_dtype are
-  // unused.
+  // When it is not NONE, k_type and v_type give the stored types. k_dtype and v_dtype are then set
+  // for types of 8 bits only.
   kvc_quant quant = KVC_QUANT_NONE;
   float k_scale = 1, v_scale = 1;  // PER_TENSOR.
   DLDataType k_type{};
@@ -57,6 +57,10 @@ struct LayerSpec {
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   bool is_quantised() const { return quant != KVC_QUANT_NONE; }
+  // The kernels of the CPU read and write its rows.
+  bool is_served_by_cpu() const {
+    return !is_quantised() || (k_type.bits == 8 && v_type.bits == 8);
+  }
   bool is_mla() const { return latent_rank != 0; }
   bool keeps_pages() const {
     return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA || kind == KVC_LAYER_CROSS;

@@ -77,7 +77,9 @@ TEST(Library, DescribesTheCpu) {
   EXPECT_NE(caps.isas & uint64_t{1} << caps.arch, 0u);
   EXPECT_NE(caps.isas & 1u << KVC_CPU_ISA_REFERENCE, 0u);
   EXPECT_NE(caps.isas & 1u << KVC_CPU_ISA_SCALAR, 0u);
-  EXPECT_EQ(caps.dtypes, static_cast<uint64_t>(KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16));
+  EXPECT_EQ(caps.dtypes,
+            static_cast<uint64_t>(KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16 |
+                                  KVC_DTYPE_F8_E4M3 | KVC_DTYPE_F8_E5M2 | KVC_DTYPE_INT8));
   EXPECT_GE(caps.num_cores, 1);
   EXPECT_GE(caps.page_granularity, 4096);
   EXPECT_GT(caps.memory_bytes, 0u);

@@ -88,12 +88,14 @@ kvc_layer rotated_layer(const kvc_rope* rope) {
 TEST(ShiftDrift, ThousandsOfShiftsLeaveNoMoreErrorThanOne) {
   const kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
   for (const DLDataType type :
-       {DLDataType{kDLFloat, 32, 1}, DLDataType{kDLFloat, 16, 1}, DLDataType{kDLBfloat, 16, 1}}) {
+       {DLDataType{kDLFloat, 32, 1}, DLDataType{kDLFloat, 16, 1}, DLDataType{kDLBfloat, 16, 1},
+        DLDataType{kDLInt, 8, 1}, DLDataType{kDLFloat8_e4m3fn, 8, 1}}) {
     for (const int64_t keep : {int64_t{0}, kKeep, int64_t{7}}) {
       SCOPED_TRACE(testing::Message()
                    << "type " << int{type.code} << " bits " << int{type.bits} << " keep " << keep);
       kvc_layer layer = rotated_layer(&rope);
       layer.k_dtype = type;
+      if (type.bits == 8) layer.quant = KVC_QUANT_PER_TOKEN_HEAD;
       Chat chat(layer, keep);
       double early = 0, late = 0;
       for (int step = 0; step < 3000; ++step) {

@@ -339,15 +339,15 @@ TEST(Shift, CanSaysTheNearestToken) {
   EXPECT_EQ(nearest, -1) << "no token to drop";
 }
 
-// K that is stored quantised cannot be rotated on: only the end can be dropped, and kvc_seq_can
+// K that is stored in four bits cannot be rotated on: only the end can be dropped, and kvc_seq_can
 // says so.
-TEST(Shift, OfQuantisedKRotatedOnAppendIsRefused) {
+TEST(Shift, OfFourBitKRotatedOnAppendIsRefused) {
   kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
   for (const bool is_rotated : {true, false}) {
     SCOPED_TRACE(is_rotated ? "rotated on append" : "not rotated");
     kvc_layer layer = attention_layer();
-    layer.quant = KVC_QUANT_PER_TENSOR;
-    layer.k_dtype = {kDLInt, 8, 1};
+    layer.quant = KVC_QUANT_PER_TOKEN_HEAD;
+    layer.k_dtype = {kDLInt, 4, 1};
     layer.rope = is_rotated ? &rope : nullptr;
     Net net({layer});
     net.config.storage = KVC_STORAGE_NONE;
@@ -358,7 +358,8 @@ TEST(Shift, OfQuantisedKRotatedOnAppendIsRefused) {
     EXPECT_EQ(nearest, is_rotated ? 9 : 2);
     const auto shift = [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 2, 3, -1, err); };
     if (is_rotated)
-      expect_refused(cache, KVC_E_UNSUPPORTED, {"layer 0", "quant = 1"}, shift);
+      expect_refused(cache, KVC_E_UNSUPPORTED,
+                     {"layer 0", "int4", "quant = PER_TOKEN_HEAD (2)", "the CPU"}, shift);
     else
       expect_ok(shift);
     expect_ok([&](kvc_error* err) {

@@ -10,6 +10,7 @@
 #include "kvcache.h"
 #include "tests/model/host_tensor.h"
 #include "tests/model/naive_attention.h"
+#include "tests/model/naive_quant.h"
 #include "tests/model/naive_state.h"
 
 namespace kvc::test {
@@ -22,7 +23,9 @@ struct NaiveLayer {
   int v_dim = 16;  // MLA: rank
   Elem k_type = Elem::kF32;
   Elem v_type = Elem::kF32;
-  bool v_in_k = false;     // V is the beginning of the K row: MLA, K = V
+  Code k_code = Code::kNone, v_code = Code::kNone;  // Quantised rows; the types above are unused.
+  float k_shared = 0, v_shared = 0;                 // PER_TENSOR: the scales.
+  bool v_in_k = false;                              // V is the beginning of the K row: MLA, K = V
   bool is_latent = false;  // MLA, or SHARED with an MLA source: attention in the absorbed form
   int64_t window = 0, chunk = 0;
   int source = -1;  // SHARED: local index
@@ -31,6 +34,9 @@ struct NaiveLayer {
   NaiveRope rope, self_rope;
   std::vector<NaiveState> states;
 
+  NaiveStorage k_storage() const { return {k_type, k_code, k_shared}; }
+  NaiveStorage v_storage() const { return {v_type, v_code, v_shared}; }
+  bool is_quantised() const { return k_code != Code::kNone; }
   bool has_tokens() const { return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA; }
   bool has_pages() const { return has_tokens() || kind == KVC_LAYER_CROSS; }
   NaiveHeads heads() const { return {q_heads, kv_heads, k_dim, v_dim, v_in_k ? k_dim : v_dim}; }

@@ -38,14 +38,23 @@ Row RandomRun::read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int hea
   pool_exported_ = true;
   const DLTensor& pool = exported->dl_tensor;
   const NaiveLayer& spec = setup_.layers()[layer];
-  const Elem elem = kind == KVC_POOL_K ? spec.k_type : spec.v_type;
+  const NaiveStorage storage = kind == KVC_POOL_K ? spec.k_storage() : spec.v_storage();
   const int64_t page = slot / pool.shape[2], offset = slot % pool.shape[2];
+  const int64_t bytes = pool.dtype.bits / 8;
   Row row;
   for (int64_t h = 0; h < heads; ++h) {
     const auto* base =
         static_cast<const std::byte*>(pool.data) + pool.byte_offset +
-        (page * pool.strides[0] + h * pool.strides[1] + offset * pool.strides[2]) * bytes_of(elem);
-    for (int64_t d = 0; d < dim; ++d) row.push_back(load_element(elem, base + d * bytes_of(elem)));
+        (page * pool.strides[0] + h * pool.strides[1] + offset * pool.strides[2]) * bytes;
+    float scale = storage.shared;
+    if (spec.is_quantised() && scale == 0)
+      std::memcpy(&scale, setup_.scale_at(layer, kind, page, h, offset), sizeof scale);
+    for (int64_t d = 0; d < dim; ++d) {
+      const std::byte* at = base + d * bytes;
+      row.push_back(storage.code == Code::kNone
+                        ? load_element(storage.elem, at)
+                        : static_cast<float>(load_code(storage.code, at) * scale));
+    }
   }
   exported->deleter(exported);
   return row;
@@ -55,14 +64,18 @@ void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, con
                           double turned_by, NaiveRows* rows, size_t token, const Row& k_got,
                           const Row& v_got) {
   const NaiveLayer& spec = setup_.layers()[layer];
+  const Row k_stored = stored_row(spec.k_storage(), k_want, spec.kv_heads);
   for (size_t e = 0; e < k_want.size(); ++e) {
     const auto element = static_cast<int>(e) % spec.k_dim;
-    const double want = round_to(spec.k_type, k_want[e]);
-    const bool turned = turned_by > 0 && element >= spec.rope.begin &&
-                        element < spec.rope.begin + spec.rope.rotary_dim;
+    const double want = k_stored[e];
+    // The scale of a row follows from all of its elements.
+    const bool turned =
+        turned_by > 0 &&
+        ((element >= spec.rope.begin && element < spec.rope.begin + spec.rope.rotary_dim) ||
+         (spec.is_quantised() && spec.k_shared == 0));
     // A float32 rotation is off by a few roundings of its inputs (at most 1 here), which may tip
     // the rounding to storage.
-    const double tipped = spec.k_type == Elem::kF32 ? 0 : ulp_of(spec.k_type, want);
+    const double tipped = storing_step(spec.k_storage(), k_stored, e, spec.kv_heads);
     if (!(std::fabs(k_got[e] - want) <= (turned ? turned_by * 4e-7 + tipped : 0))) {
       mismatch("%s: K of layer %zu, token %zu, element %zu is stored as %.9g, expected %.9g", what,
                layer, token, e, k_got[e], want);
@@ -103,7 +116,8 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k
       Row v_want, k_got, v_got;
       if (turns) k_want = rotated(spec.rope, spec.k_dim, k_want, query_rope(spec.rope, entry, row));
       if (!spec.v_in_k)
-        v_want = rounded(spec.v_type, row_of(*v, row, v_head, spec.kv_heads, spec.v_dim));
+        v_want = stored_row(spec.v_storage(), row_of(*v, row, v_head, spec.kv_heads, spec.v_dim),
+                            spec.kv_heads);
       if (dropped) {
         const int64_t slot = slots[static_cast<size_t>(row)];
         k_got = read_slot(layer, KVC_POOL_K, slot, spec.kv_heads, spec.k_dim);

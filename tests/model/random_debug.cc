@@ -148,13 +148,13 @@ void RandomRun::op_set(bool mla) {
       Row k_row, v_row;
       for (int64_t h = 0; h < spec.kv_heads; ++h) {
         for (int64_t d = 0; d < spec.k_dim; ++d)
-          k_row.push_back(
-              round_to(spec.k_type, mla ? latent.get(local, t, d) : k.get(local, t, h, d)));
-        for (int64_t d = 0; d < spec.v_dim && !mla; ++d)
-          v_row.push_back(round_to(spec.v_type, v.get(local, t, h, d)));
+          k_row.push_back(mla ? latent.get(local, t, d) : k.get(local, t, h, d));
+        for (int64_t d = 0; d < spec.v_dim && !mla; ++d) v_row.push_back(v.get(local, t, h, d));
       }
-      if (which != 1) rows.k[static_cast<size_t>(begin + t)] = std::move(k_row);
-      if (which != 2 && !spec.v_in_k) rows.v[static_cast<size_t>(begin + t)] = std::move(v_row);
+      const auto token = static_cast<size_t>(begin + t);
+      if (which != 1) rows.k[token] = stored_row(spec.k_storage(), std::move(k_row), spec.kv_heads);
+      if (which != 2 && !spec.v_in_k)
+        rows.v[token] = stored_row(spec.v_storage(), std::move(v_row), spec.kv_heads);
     }
   }
 }
@@ -233,9 +233,11 @@ void RandomRun::op_set_layer(size_t layer) {
   for (int64_t t = 0; t < tokens; ++t) {
     const auto token = static_cast<size_t>(begin + t);
     if (which != 1)
-      rows.k[token] = rounded(spec.k_type, row_of(k, t, 0, spec.kv_heads, spec.k_dim));
+      rows.k[token] =
+          stored_row(spec.k_storage(), row_of(k, t, 0, spec.kv_heads, spec.k_dim), spec.kv_heads);
     if (which != 2)
-      rows.v[token] = rounded(spec.v_type, row_of(v, t, 0, spec.kv_heads, spec.v_dim));
+      rows.v[token] =
+          stored_row(spec.v_storage(), row_of(v, t, 0, spec.kv_heads, spec.v_dim), spec.kv_heads);
   }
 }
 
@@ -287,6 +289,9 @@ void RandomRun::poison_layer(size_t layer,
               base +
               (page * pool.strides[0] + head * pool.strides[1] + token * pool.strides[2]) * bytes;
           std::fill(row, row + pool.shape[3] * bytes, std::byte{0xFF});
+          if (!spec.is_quantised() || spec.k_shared != 0) continue;
+          std::byte* scale = setup_.scale_at(layer, kind, page, head, token);
+          std::fill(scale, scale + sizeof(float), std::byte{0xFF});
         }
       }
     }

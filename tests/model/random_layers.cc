@@ -16,6 +16,8 @@ const char* kind_name(kvc_layer_kind kind) {
 
 void RandomLayers::draw(Random& random, Family family, int page_size, bool tiny) {
   tiny_ = tiny;
+  quant_random_ = random;
+  quantises_ = !is_on_gpu() && quant_random_.chance(0.35);
   on_read_ = random.chance(0.4);
   sections_ = random.chance(0.3);
   chunks_ = family != Family::kPlain && random.chance(0.25);
@@ -92,6 +94,7 @@ void RandomLayers::draw_attention(Random& random, NaiveLayer* naive, kvc_layer* 
   layer->v_dim = naive->v_dim;
   layer->k_dtype = dl_type(naive->k_type);
   layer->v_dtype = dl_type(naive->v_type);
+  draw_quant(naive, layer);
   if (naive->kind == KVC_LAYER_ATTENTION && random.chance(0.65))
     layer->rope = draw_rope(random, naive->k_dim, false, &naive->rope, 0);
 }
@@ -113,6 +116,7 @@ void RandomLayers::draw_mla(Random& random, NaiveLayer* naive, kvc_layer* layer)
   layer->latent_rope_dim = rope_dim;
   layer->k_dtype = dl_type(naive->k_type);
   if (random.chance(0.5)) layer->v_dtype = layer->k_dtype;
+  draw_quant(naive, layer);
   if (!random.chance(0.15)) {
     naive->self_k_dim =
         rope_dim + (tiny_ ? 2 : static_cast<int>(random.pick_of<int64_t>({8, 16, 24})));
@@ -124,6 +128,25 @@ void RandomLayers::draw_mla(Random& random, NaiveLayer* naive, kvc_layer* layer)
   layer->rope = draw_rope(random, rope_dim, true, &naive->rope, rank);
   naive->self_rope = naive->rope;
   naive->self_rope.begin = naive->self_k_dim - rope_dim;
+}
+
+// Where V lies inside K, rows have no scales of their own.
+void RandomLayers::draw_quant(NaiveLayer* naive, kvc_layer* layer) {
+  if (!quantises_ || quant_random_.chance(0.25)) return;
+  const auto draw_code = [&] {
+    return quant_random_.pick_of({Code::kInt8, Code::kInt8, Code::kE4M3, Code::kE4M3, Code::kE5M2});
+  };
+  naive->k_code = draw_code();
+  naive->v_code = naive->v_in_k || quant_random_.chance(0.8) ? naive->k_code : draw_code();
+  naive->k_type = naive->v_type = Elem::kF16;  // for what is said of types of 16 bits
+  layer->quant = KVC_QUANT_PER_TOKEN_HEAD;
+  layer->k_dtype = dl_type(naive->k_storage());
+  layer->v_dtype = naive->is_latent ? DLDataType{} : dl_type(naive->v_storage());
+  if (!naive->v_in_k && quant_random_.chance(0.75)) return;
+  layer->quant = KVC_QUANT_PER_TENSOR;
+  const auto draw_scale = [&] { return quant_random_.pick_of({1.0f / 64, 0.0123f, 0.011f}); };
+  layer->k_scale = naive->k_shared = naive->v_shared = draw_scale();
+  if (!naive->v_in_k) layer->v_scale = naive->v_shared = draw_scale();
 }
 
 void RandomLayers::draw_shared(Random& random, NaiveLayer* naive, kvc_layer* layer) {
@@ -293,7 +316,8 @@ std::string RandomLayers::describe() const {
     if (!layer.has_pages() && layer.source < 0) continue;
     text += " " + std::to_string(layer.q_heads) + "/" + std::to_string(layer.kv_heads) + "x" +
             std::to_string(layer.k_dim) + ":" + std::to_string(layer.v_dim) + " " +
-            name_of(layer.k_type) + "/" + name_of(layer.v_type) + (layer.v_in_k ? " V in K" : "");
+            name_of(layer.k_storage()) + "/" + name_of(layer.v_storage()) +
+            (layer.v_in_k ? " V in K" : "");
     if (spec.rope == nullptr) continue;
     text += " rope " + std::to_string(layer.rope.rotary_dim) +
             (layer.rope.interleaved ? "i" : "h") +

@@ -49,9 +49,13 @@ class RandomLayers {
   void draw_sections(Random& random, kvc_rope* rope, int pairs);
   const float* draw_factors(Random& random, int pairs);
 
+  void draw_quant(NaiveLayer* naive, kvc_layer* layer);
+
   bool tiny_ = false;
-  bool on_read_ = false;   // some layers rotate when they read
-  bool sections_ = false;  // some layers turn by several positions
+  bool quantises_ = false;  // some layers are quantised
+  Random quant_random_{0};  // apart, so that other draws are what they were without it
+  bool on_read_ = false;    // some layers rotate when they read
+  bool sections_ = false;   // some layers turn by several positions
   bool chunks_ = false;
   std::vector<int64_t> windows_;
   int begin_ = 0;

@@ -180,14 +180,14 @@ void RandomRun::shift_rows(kvc_seq seq, int64_t begin, int64_t end, int64_t delt
                               got.dl(), nullptr, nullptr, nullptr);
       if (status != KVC_OK)
         mismatch("kvc_debug_get_layer after a shift answered %s", kvc_status_name(status));
+      const Row stored_want = stored_row(spec.k_storage(), want, spec.kv_heads);
       double largest = 0;
       for (const double value : row) largest = std::max(largest, std::fabs(value));
       for (size_t e = 0; e < want.size(); ++e) {
         const auto element = static_cast<int64_t>(e);
         const double stored = got.get(0, element / spec.k_dim, element % spec.k_dim);
-        const double allowed =
-            4e-7 * (1 + largest) +
-            1.01 * (spec.k_type == Elem::kF32 ? 0 : ulp_of(spec.k_type, want[e]));
+        const double allowed = 4e-7 * (1 + largest) +
+                               1.01 * storing_step(spec.k_storage(), stored_want, e, spec.kv_heads);
         if (!(std::fabs(stored - want[e]) <= allowed)) {
           mismatch("after the shift K of layer %zu, token %lld, element %zu is %.9g, expected %.9g",
                    layer, ll(token), e, stored, want[e]);

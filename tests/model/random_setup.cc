@@ -262,12 +262,31 @@ bool RandomSetup::pool_gaps_untouched() const {
   return true;
 }
 
+std::byte* RandomSetup::scale_at(size_t local_layer, kvc_pool_kind half, int64_t page, int64_t head,
+                                 int64_t offset) const {
+  kvc_layer_info info{};
+  info.struct_size = sizeof info;
+  (void)kvc_plan_layer_get(plan_, global_layer(local_layer), &info, nullptr);
+  DLManagedTensorVersioned* exported = nullptr;
+  (void)kvc_export_pool(cache_, global_layer(local_layer), KVC_POOL_BYTES, &exported, nullptr);
+  const DLTensor& bytes = exported->dl_tensor;
+  const auto codes = static_cast<int64_t>(info.k_page_bytes + info.v_page_bytes);
+  const int64_t behind_k = half == KVC_POOL_K ? 0 : static_cast<int64_t>(info.k_scale_bytes);
+  std::byte* at = static_cast<std::byte*>(bytes.data) + bytes.byte_offset +
+                  page * bytes.strides[0] + (codes + 3) / 4 * 4 + behind_k +
+                  (head * info.page_size + offset) * 4;
+  exported->deleter(exported);
+  return at;
+}
+
 double RandomSetup::tolerance(const NaiveLayer& layer) const {
   return layer.k_type == Elem::kF32 && layer.v_type == Elem::kF32 ? 2e-6 : 1e-5;
 }
 
 double RandomSetup::half_rounding(const NaiveLayer& layer) const {
-  const bool is_bf16 = layer.k_type == Elem::kBF16 && layer.v_type == Elem::kBF16;
+  // New keys of the ragged form of quantised latents are bfloat16.
+  const bool is_bf16 = (layer.k_type == Elem::kBF16 && layer.v_type == Elem::kBF16) ||
+                       (layer.is_quantised() && layer.is_latent);
   if (is_on_gpu())
     return is_bf16 ? 1 : layer.k_type == Elem::kF16 && layer.v_type == Elem::kF16 ? 0.125 : 0;
   const kvc_cpu_isa isa = config_.cpu_isa == KVC_CPU_ISA_AUTO ? best_isa_ : config_.cpu_isa;

@@ -65,6 +65,9 @@ class RandomSetup {
   // How much attention of this layer rounds q and the weights, in roundings to bfloat16: 1, 1/8 for
   // float16, 0.
   double half_rounding(const NaiveLayer& layer) const;
+  // Where the pool has the scale of a row, of a layer with a scale per row. Exports the pool.
+  std::byte* scale_at(size_t local_layer, kvc_pool_kind half, int64_t page, int64_t head,
+                      int64_t offset) const;
   // The bytes between borrowed pages still hold poison.
   bool pool_gaps_untouched() const;
   int64_t live_allocations() const { return allocator_.live; }

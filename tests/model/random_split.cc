@@ -6,6 +6,11 @@
 
 namespace kvc::test {
 
+// What the new keys of an MLA layer's ragged form are rounded to.
+static Elem self_type(const NaiveLayer& spec) {
+  return spec.is_quantised() ? Elem::kBF16 : spec.k_type;
+}
+
 // Over the new tokens, over the cached ones, and both merged: equal to attention over all.
 void RandomRun::op_split_attention(size_t layer) {
   const NaiveLayer& spec = setup_.layers()[layer];
@@ -69,8 +74,9 @@ NaiveResult RandomRun::expected_self_row(size_t layer, Inputs& in, const ModelEn
     Row k = row_of(in.k, key_row, 0, spec.q_heads, spec.self_k_dim);
     if (rope.mode == KVC_ROPE_ON_APPEND)
       k = rotated(rope, spec.self_k_dim, k, query_rope(rope, entry, key_row));
-    k_rows.push_back(rounded(spec.k_type, std::move(k)));
-    v_rows.push_back(rounded(spec.k_type, row_of(in.v, key_row, 0, spec.q_heads, spec.self_v_dim)));
+    k_rows.push_back(rounded(self_type(spec), std::move(k)));
+    v_rows.push_back(
+        rounded(self_type(spec), row_of(in.v, key_row, 0, spec.q_heads, spec.self_v_dim)));
   }
   std::vector<NaiveKey> keys;
   for (size_t j = 0; j < tokens.size(); ++j) {
@@ -111,8 +117,9 @@ void RandomRun::op_split_mla(size_t layer) {
   if (!agree("kvc_attn_self", answer, self, {&in.out, &in.lse})) return;
   // K that is rotated and then rounded may round the other way; there is no stored row to look it
   // up in.
-  const bool tips = spec.rope.mode == KVC_ROPE_ON_APPEND && spec.k_type != Elem::kF32;
-  const double score_error = tips ? 2 * storing_error(spec.k_type) : 0;
+  const Elem type = self_type(spec);
+  const bool tips = spec.rope.mode == KVC_ROPE_ON_APPEND && type != Elem::kF32;
+  const double score_error = tips ? 2 * storing_error(type) : 0;
   compare_attention({"kvc_attn_self (MLA)", layer, 1, score_error}, in.out, &in.lse,
                     [&](const ModelEntry& entry, int64_t i, int head) {
                       return expected_self_row(layer, in, entry, i, head, options->naive);
@@ -181,9 +188,9 @@ void RandomRun::adopt_cross_rows(size_t layer, HostTensor& k, HostTensor& v) {
     NaiveRows& rows = naive_.at(entry.seq).layers[layer];
     for (int64_t t = 0; t < entry.cross; ++t, ++row) {
       rows.k[static_cast<size_t>(t)] =
-          rounded(spec.k_type, row_of(k, row, 0, spec.kv_heads, spec.k_dim));
+          stored_row(spec.k_storage(), row_of(k, row, 0, spec.kv_heads, spec.k_dim), spec.kv_heads);
       rows.v[static_cast<size_t>(t)] =
-          rounded(spec.v_type, row_of(v, row, 0, spec.kv_heads, spec.v_dim));
+          stored_row(spec.v_storage(), row_of(v, row, 0, spec.kv_heads, spec.v_dim), spec.kv_heads);
     }
   }
   written_[layer] = true;

@@ -188,16 +188,14 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedBatch& cached, cons
   if (is_bf16) costs.tile_flops_per_second = kBf16TileFlopsPerSecond;
   if (shape.is_latent)
     costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
-  find_shared_prefixes(
-      candidates_.data(), static_cast<int64_t>(candidates_.size()),
-      {.page_size = spec_->groups[cached.selection.group].page_size,
-       .num_q_heads = layer.num_q_heads,
-       .num_kv_heads = layer.num_kv_heads,
-       .k_dim = layer.k_dim,
-       .v_dim = layer.v_dim,
-       .key_bytes = layer.k_dim * kernels::dtype_bytes(layer.k_dtype) +
-                    (layer.v_in_k ? 0 : layer.v_dim * kernels::dtype_bytes(layer.v_dtype))},
-      costs, &prefixes_);
+  find_shared_prefixes(candidates_.data(), static_cast<int64_t>(candidates_.size()),
+                       {.page_size = spec_->groups[cached.selection.group].page_size,
+                        .num_q_heads = layer.num_q_heads,
+                        .num_kv_heads = layer.num_kv_heads,
+                        .k_dim = layer.k_dim,
+                        .v_dim = layer.v_dim,
+                        .key_bytes = row_bytes(layer).total()},
+                       costs, &prefixes_);
   if (prefixes_.empty()) return;
   list.sequences = sequences;
   list.shared.build(prefixes_, &list.sequences);
@@ -228,19 +226,25 @@ const CpuEngine::CachedBatch::List& CpuEngine::work_list(Forward& forward, Cache
   return fresh;
 }
 
-// The new keys as if they had been appended.
+// The new keys as if they had been appended. K and V of MLA's ragged form are no rows of the pool:
+// where latents are quantised, bfloat16 has them.
 void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                                AttnParams* params) {
-  const LayerSpec& layer = call.layer;
+  LayerSpec layer = call.layer;
+  if (call.is_mla_self && layer.is_quantised()) {
+    layer.quant = KVC_QUANT_NONE;
+    layer.k_scale = layer.v_scale = 1;
+    layer.k_dtype = layer.v_dtype = kernels::DType::kBF16;
+  }
   const int64_t rows = forward.batch().num_rows();
   const NewKeyBytes bytes = new_key_bytes(layer);
   const bool has_v = tensors.v.base != nullptr;
-  new_k_.ensure(static_cast<size_t>(rows * bytes.k_token));
-  if (has_v) new_v_.ensure(static_cast<size_t>(rows * bytes.v_token));
+  new_k_.ensure(static_cast<size_t>(bytes.k_bytes(rows)));
+  if (has_v) new_v_.ensure(static_cast<size_t>(bytes.v_bytes(rows)));
   identity_slots_.reserve(rows);
   for (auto slot = static_cast<int64_t>(identity_slots_.size()); slot < rows; ++slot)
     identity_slots_.push_back(slot);
-  place_new_keys(layer, new_k_.data(), has_v ? new_v_.data() : nullptr, params);
+  place_new_keys(layer, rows, new_k_.data(), has_v ? new_v_.data() : nullptr, params);
   const AppendParams append =
       append_params(*spec_, layer, tensors.k, tensors.v, HostTables{cos_sin_, forward});
   run_append(device_->kernels(), device_->executor(),

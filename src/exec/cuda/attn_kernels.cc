@@ -15,7 +15,7 @@ void NewKeys::secure(CudaForward& open, const AttnCall& call, const AttnTensors&
   const bool has_v = tensors.v.base != nullptr;
   k_.ensure(rows * bytes.k_token, open.stream());
   if (has_v) v_.ensure(rows * bytes.v_token, open.stream());
-  place_new_keys(call.layer, k_.data(), has_v ? v_.data() : nullptr, params);
+  place_new_keys(call.layer, rows, k_.data(), has_v ? v_.data() : nullptr, params);
   if (open.is_captured()) slots_.ensure(slots_.bytes(), open.stream());
   if (num_slots_ >= rows) return;
   if (open.is_captured()) {

@@ -528,8 +528,8 @@ extern "C" {
     /// shifts. Only a shift at another `begin` than the one before rotates the rows between the two.
     /// What leaves the cache is rotated for the position it has, and rows are before the host program
     /// gets or writes pages itself. Elsewhere (CUDA, BORROWED, after kvc_export_pool or
-    /// kvc_pages_import, with K = V layers) every shift rotates the rows and rounds them: in 16 bit,
-    /// thousands of shifts by one token lose the small angles.
+    /// kvc_pages_import, with K = V layers) every shift rotates the rows and rounds them: in 16 and 8
+    /// bit, thousands of shifts by one token lose the small angles.
     ///
     /// Expected:  KVC_E_NO_PAGES       For private copies of shared pages, and for one page per layer
     ///                                 group where a window has dropped tokens (detail = missing).
@@ -538,7 +538,8 @@ extern "C" {
     ///                                 - The cache has STATE layers.
     ///                                 - A delta other than begin - end, which leaves a gap, where the
     ///                                   sequence or a layer has a window or chunk.
-    ///                                 - It would move K that is quantised and rotated ON_APPEND.
+    ///                                 - It would move K that is rotated ON_APPEND and stored in 4
+    ///                                   bits, or on CUDA quantised.
     /// Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
     ///                                 negative, stop ascending, or exceed int32.
     ///            KVC_E_NOT_FOUND      No such sequence.
@@ -1444,7 +1445,8 @@ extern "C" {
     ///   out     [>= T, num_q_heads, v_dim]       [>= T, num_q_heads, v_dim]
     ///   lse     float32 [>= T, num_q_heads]      the same
     ///
-    /// 1. K = V layers: v is NULL. MLA: v is given.
+    /// 1. K = V layers: v is NULL. MLA: v is given; over quantised latents, k and v are rounded to
+    ///    bfloat16.
     /// 2. MLA: for the whole prompt merge with kvc_attn_cached, whose latent output the caller has
     ///    projected to v_dim.
     /// 3. Sink logits enter the denominator of this part alone. To merge parts of a model with sink

@@ -227,13 +227,16 @@ kinds! {
     /// ```text
     /// Values round to nearest even and saturate at the largest finite value.
     ///
-    ///   everywhere   It is planned, paged, shared, swapped and exported.
-    ///   CUDA         It is appended to and attended to as well. kvc_attn_self on such a layer is
-    ///                KVC_E_UNSUPPORTED.
-    ///   CPU          It is for the host program's own kernels. kvc_attn, kvc_kv_append, kvc_kv_gather
-    ///                and the debug functions answer KVC_E_UNSUPPORTED on such a layer.
+    ///   everywhere      It is planned, paged, shared, swapped and exported.
+    ///   CPU, 8 bits     It is appended to, attended to, gathered and shifted, as other storage is.
+    ///   CPU, 4 bits     It is for the host program's own kernels. kvc_attn, kvc_kv_append,
+    ///                   kvc_kv_gather, the debug functions, and kvc_seq_shift of K that is stored
+    ///                   rotated answer KVC_E_UNSUPPORTED on such a layer.
+    ///   CUDA            It is appended to, attended to and gathered. kvc_attn_self, and kvc_seq_shift
+    ///                   of K that is stored rotated, answer KVC_E_UNSUPPORTED on such a layer.
     ///
-    /// kvc_seq_shift of K that is stored rotated and quantised is KVC_E_UNSUPPORTED on every device.
+    /// PER_TOKEN_HEAD: scale = largest |value| of the row / largest element, at least 2^-126. A row with
+    /// a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be.
     /// ```
     kvc_quant: i32 {
         KVC_QUANT_NONE = 0,

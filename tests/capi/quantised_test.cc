@@ -1,0 +1,246 @@
+// Quantised storage on the CPU: what is stored, and results with the same bits wherever the rows
+// have been and however the work was cut. Values are compared with an oracle by the random
+// operations of tests/model.
+#include "tests/capi/layers.h"
+#include "tests/capi/state_files.h"
+#include "tests/model/naive_quant.h"
+
+namespace kvc::test {
+namespace {
+
+constexpr int64_t kTokens = 150;
+constexpr int64_t kQueryHeads = 6, kKvHeads = 3, kRowDim = 80;
+
+struct Kind {
+  kvc_quant quant;
+  Code code;
+};
+constexpr Kind kKinds[] = {{KVC_QUANT_PER_TOKEN_HEAD, Code::kInt8},
+                           {KVC_QUANT_PER_TOKEN_HEAD, Code::kE4M3},
+                           {KVC_QUANT_PER_TOKEN_HEAD, Code::kE5M2},
+                           {KVC_QUANT_PER_TENSOR, Code::kE4M3},
+                           {KVC_QUANT_PER_TENSOR, Code::kInt8}};
+
+NaiveStorage storage_of(const Kind& kind) {
+  return {Elem::kF32, kind.code, kind.quant == KVC_QUANT_PER_TENSOR ? 0.0123f : 0.0f};
+}
+
+kvc_layer quantised_layer(const Kind& kind, const kvc_rope* rope = nullptr) {
+  kvc_layer layer = attention_layer();
+  layer.num_q_heads = kQueryHeads;
+  layer.num_kv_heads = kKvHeads;
+  layer.k_dim = layer.v_dim = kRowDim;
+  layer.quant = kind.quant;
+  layer.k_dtype = dl_type(storage_of(kind));
+  layer.k_scale = layer.v_scale = storage_of(kind).shared;
+  layer.rope = rope;
+  return layer;
+}
+
+// One token of a sequence in a batch.
+using OutputBits = std::vector<float>;
+
+class Runner {
+ public:
+  explicit Runner(const Kind& kind, kvc_rope_mode rope = KVC_ROPE_NONE, int32_t threads = 1,
+                  kvc_cpu_isa isa = KVC_CPU_ISA_AUTO)
+      : rope_(rope_of(rope)), net_({quantised_layer(kind, &rope_)}, 400) {
+    net_.config.page_size = 3;
+    net_.config.num_threads = threads;
+    net_.config.cpu_isa = isa;
+    set_host_pages(net_.config, 200);
+    cache_ = std::make_unique<Cache>(net_.config);
+  }
+  Cache& cache() { return *cache_; }
+
+  // Appends tokens of `tokens` from the end of each sequence on; the outputs of the first sequence.
+  OutputBits step(const std::vector<kvc_seq>& seqs, int64_t count, uint64_t flags = 0) {
+    std::vector<int64_t> lengths(seqs.size(), count), begins;
+    for (const kvc_seq seq : seqs) {
+      const kvc_status added = kvc_seq_add(cache_->get(), seq, nullptr);
+      EXPECT_TRUE(added == KVC_OK || added == KVC_E_ALREADY_EXISTS);
+      begins.push_back(length_of(*cache_, seq));
+    }
+    const auto rows = static_cast<int64_t>(seqs.size()) * count;
+    HostTensor q(Elem::kF32, {rows, kQueryHeads, kRowDim}),
+        k(Elem::kF32, {rows, kKvHeads, kRowDim}), v(Elem::kF32, {rows, kKvHeads, kRowDim}),
+        out(Elem::kF32, {rows, kQueryHeads, kRowDim});
+    for (int64_t row = 0; row < rows; ++row) {
+      // A token's values are those of its sequence and its place.
+      const size_t entry = static_cast<size_t>(row / count);
+      Random random(static_cast<uint64_t>(seqs[entry] % 10 * 1000 + begins[entry] + row % count));
+      for (HostTensor* tensor : {&q, &k, &v}) {
+        for (int64_t h = 0; h < tensor->size(1); ++h) {
+          for (int64_t d = 0; d < kRowDim; ++d)
+            tensor->set(round_to(Elem::kF32, random.symmetric()), row, h, d);
+        }
+      }
+    }
+    EXPECT_EQ(cache_->begin(seqs, lengths), KVC_OK);
+    kvc_attn_opt opt = attn_opt();
+    opt.flags = flags;
+    kvc_error error{};
+    EXPECT_EQ(kvc_attn(cache_->forward, 0, &opt, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, &error),
+              KVC_OK)
+        << error.message;
+    cache_->end();
+    OutputBits bits;
+    for (int64_t row = 0; row < count; ++row) {
+      for (int64_t h = 0; h < kQueryHeads; ++h) {
+        for (int64_t d = 0; d < kRowDim; ++d)
+          bits.push_back(static_cast<float>(out.get(row, h, d)));
+      }
+    }
+    return bits;
+  }
+  std::vector<float> stored(kvc_seq seq) {
+    const int64_t count = length_of(*cache_, seq);
+    HostTensor k(Elem::kF32, {count, kKvHeads, kRowDim}), v(Elem::kF32, {count, kKvHeads, kRowDim});
+    EXPECT_EQ(
+        kvc_debug_get_layer(cache_->get(), seq, 0, 0, count, k.dl(), v.dl(), nullptr, nullptr),
+        KVC_OK);
+    std::vector<float> all;
+    for (HostTensor* tensor : {&k, &v}) {
+      tensor->for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
+        all.push_back(static_cast<float>(tensor->get(t, h, d)));
+      });
+    }
+    return all;
+  }
+
+ private:
+  kvc_rope rope_;
+  Net net_;
+  std::unique_ptr<Cache> cache_;
+};
+
+void for_each_kind(const std::function<void(const Kind&, kvc_rope_mode)>& check) {
+  for (const Kind& kind : kKinds) {
+    for (const kvc_rope_mode rope : {KVC_ROPE_NONE, KVC_ROPE_ON_APPEND, KVC_ROPE_ON_READ}) {
+      SCOPED_TRACE(testing::Message() << name_of(storage_of(kind)) << " rope " << rope);
+      check(kind, rope);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(Quantised, RowsAreStoredAsTheirTypeAndScaleSay) {
+  for (const Kind& kind : kKinds) {
+    SCOPED_TRACE(name_of(storage_of(kind)));
+    Runner run(kind);
+    (void)run.step({1}, 20);
+    const std::vector<float> stored = run.stored(1);
+    size_t at = 0;
+    for (int half = 0; half < 2; ++half) {
+      for (int64_t token = 0; token < 20; ++token) {
+        Random random(1000 + static_cast<uint64_t>(token));
+        for (int64_t i = 0; i < (kQueryHeads + half * kKvHeads) * kRowDim; ++i)
+          (void)random.symmetric();
+        std::vector<double> row;
+        for (int64_t i = 0; i < kKvHeads * kRowDim; ++i)
+          row.push_back(round_to(Elem::kF32, random.symmetric()));
+        for (const double want : stored_row(storage_of(kind), row, kKvHeads)) {
+          ASSERT_EQ(stored[at], static_cast<float>(want)) << "element " << at;
+          ++at;
+        }
+      }
+    }
+    EXPECT_EQ(at, stored.size());
+  }
+}
+
+TEST(Quantised, BitsDoNotDependOnThreads) {
+  for_each_kind([](const Kind& kind, kvc_rope_mode rope) {
+    Runner one(kind, rope), many(kind, rope, 3);
+    EXPECT_EQ(one.step({1, 2}, kTokens), many.step({1, 2}, kTokens));
+    EXPECT_EQ(one.step({1, 2}, 1), many.step({1, 2}, 1));
+  });
+}
+
+TEST(Quantised, BitsDoNotDependOnHowTokensWereAppended) {
+  for_each_kind([](const Kind& kind, kvc_rope_mode rope) {
+    Runner whole(kind, rope), split(kind, rope);
+    (void)whole.step({1}, kTokens);
+    for (int64_t done = 0; done < kTokens; done += 25) (void)split.step({1}, 25);
+    EXPECT_EQ(whole.stored(1), split.stored(1));
+    EXPECT_EQ(whole.step({1}, 1), split.step({1}, 1));
+    EXPECT_EQ(whole.step({1}, 40), split.step({1}, 40));
+  });
+}
+
+TEST(Quantised, BitsDoNotDependOnTheBatch) {
+  for_each_kind([](const Kind& kind, kvc_rope_mode rope) {
+    Runner alone(kind, rope), together(kind, rope);
+    (void)alone.step({1}, kTokens);
+    (void)together.step({1, 2, 3, 4}, kTokens);
+    EXPECT_EQ(alone.step({1}, 1, KVC_ATTN_BATCH_INVARIANT),
+              together.step({1, 2, 3, 4}, 1, KVC_ATTN_BATCH_INVARIANT));
+    EXPECT_EQ(alone.step({1}, 9, KVC_ATTN_BATCH_INVARIANT),
+              together.step({1, 2, 3, 4}, 9, KVC_ATTN_BATCH_INVARIANT));
+  });
+}
+
+TEST(Quantised, BitsStayWhereverASequenceGoes) {
+  for_each_kind([](const Kind& kind, kvc_rope_mode rope) {
+    Runner first(kind, rope), second(kind, rope);
+    (void)first.step({1}, kTokens);
+    ASSERT_EQ(kvc_seq_fork(first.cache().get(), 1, 11, -1, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_seq_fork(first.cache().get(), 1, 21, kTokens - 2, nullptr), KVC_OK);
+    const Bytes file = saved(first.cache(), {1});
+    (void)second.step({2}, 4);  // so that its pages are others
+    ASSERT_EQ(load(second.cache(), {1}, file), KVC_OK);
+    ASSERT_EQ(swap_out(first.cache(), {11}), KVC_OK);
+    (void)first.step({3}, 7);
+    ASSERT_EQ(swap_in(first.cache(), {11}), KVC_OK);
+    const std::vector<float> stored = first.stored(1);
+    EXPECT_EQ(second.stored(1), stored);
+    EXPECT_EQ(first.stored(11), stored);
+    (void)first.step({21}, 2);
+    EXPECT_EQ(first.stored(21), stored) << "a page that two sequences had was copied";
+    const OutputBits expected = first.step({1}, 1);
+    EXPECT_EQ(second.step({1}, 1), expected);
+    EXPECT_EQ(first.step({11}, 1), expected);
+    EXPECT_EQ(first.step({21}, 1), expected);
+    EXPECT_EQ(kvc_cache_check(first.cache().get(), nullptr), KVC_OK);
+  });
+}
+
+// Rows that are not finite: all outputs that see them are NaN, no others are.
+TEST(Quantised, ARowThatIsNotFiniteReachesThoseWhoSeeIt) {
+  kvc_device_caps caps{};
+  caps.struct_size = sizeof caps;
+  ASSERT_EQ(kvc_device_query({kDLCPU, 0}, &caps, nullptr), KVC_OK);
+  for (kvc_cpu_isa isa = KVC_CPU_ISA_REFERENCE; isa <= KVC_CPU_ISA_AVX512_BF16; ++isa) {
+    if ((caps.isas >> isa & 1) == 0) continue;
+    for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]}) {
+      for (const double poison : {static_cast<double>(NAN), HUGE_VAL}) {
+        for (const bool in_k : {true, false}) {
+          SCOPED_TRACE(testing::Message() << name_of(storage_of(kind)) << " isa " << isa << " "
+                                          << poison << (in_k ? " in K" : " in V"));
+          Runner run(kind, KVC_ROPE_NONE, 1, isa);
+          (void)run.step({1}, 30);
+          HostTensor row(Elem::kF32, {1, 1, kKvHeads, kRowDim});
+          row.for_each(
+              [&](int64_t a, int64_t b, int64_t c, int64_t d) { row.set(0.5, a, b, c, d); });
+          row.set(poison, 0, 0, 1, 3);
+          ASSERT_EQ(kvc_debug_set_kv(run.cache().get(), 1, 29, in_k ? row.dl() : nullptr,
+                                     in_k ? nullptr : row.dl(), nullptr, nullptr),
+                    KVC_OK);
+          for (const int64_t count : {1, 20}) {
+            const OutputBits out = run.step({1}, count);
+            for (size_t i = 0; i < out.size(); ++i) {
+              const int64_t q_head = static_cast<int64_t>(i) / kRowDim % kQueryHeads;
+              ASSERT_EQ(std::isnan(out[i]), q_head / (kQueryHeads / kKvHeads) == 1)
+                  << "element " << i;
+            }
+          }
+          ASSERT_EQ(kvc_seq_pop(run.cache().get(), 1, 22, nullptr), KVC_OK);
+          for (const float value : run.step({1}, 3)) ASSERT_FALSE(std::isnan(value));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvc::test
