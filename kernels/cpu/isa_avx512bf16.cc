@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/vec_avx512.h"
 // The kernels, over that vector width.
-#include "kernels/cpu/decode-inl.h"
+#include "kernels/cpu/decode_words_avx512-inl.h"
 #include "kernels/cpu/latent_bf16-inl.h"
 #include "kernels/cpu/table-inl.h"
 #include "kernels/cpu/tile_bf16-inl.h"

@@ -15,6 +15,7 @@
 // Included by isa_avx512bf16.cc alone, after decode-inl.h.
 #pragma once
 
+#include "kernels/cpu/decode_words_avx512-inl.h"
 #include "kernels/cpu/epilogue-inl.h"
 #include "kernels/cpu/latent_block_bf16-inl.h"
 #include "kernels/cpu/rows-inl.h"
@@ -341,12 +342,12 @@ class LatentLoop {
 }  // namespace latent
 
 void attn_decode_bf16(const AttnParams& params, const AttnItem& item, void* scratch) {
-  if (!latent::serves(params)) return attn_decode(params, item, scratch);
+  if (!latent::serves(params)) return attn_decode_avx512(params, item, scratch);
   latent::LatentLoop(params, item, scratch).run();
 }
 
 size_t attn_decode_bf16_scratch_bytes(const AttnParams& params, int64_t max_rows) {
-  if (!latent::serves(params)) return attn_decode_scratch_bytes(params, max_rows);
+  if (!latent::serves(params)) return attn_decode_avx512_scratch_bytes(params, max_rows);
   return static_cast<size_t>(latent::scratch_layout(params, max_rows).bytes);
 }
 

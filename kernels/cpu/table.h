@@ -26,8 +26,14 @@ struct KernelTable {
 
   // Few rows (a decode step): reads each KV byte once for all query heads of its group, walks page
   // by page over the item's heads, fp32 arithmetic for every storage type. Correct for any number
-  // of rows. Bf16 latents (V is the beginning of the only K row, four query heads or more) run on
-  // bf16 dot products where the machine has them: there Q and P are rounded to bf16.
+  // of rows. Exceptions, whose error is far below that of the storage:
+  //   bf16 latents  (V is the beginning of the only K row, four query heads or more) AVX512-BF16:
+  //                 bf16 dot products, Q and P are rounded to bf16.
+  //   int8          AVX-512: integer dot products, Q has 16 bits and P has 15.
+  //   e4m3          AVX512-BF16: bf16 dot products, Q and P are rounded to bf16, elements below
+  //                 2^-6 count as 0.
+  // int8 and e4m3 where K and V are of the same type, and K is not rotated while it is read; e4m3
+  // where each row has a scale.
   void (*attn_decode)(const AttnParams&, const AttnItem&, void* scratch);
   size_t (*attn_decode_scratch_bytes)(const AttnParams&,
                                       int64_t max_rows);  // max_rows: largest row_end - row_begin.

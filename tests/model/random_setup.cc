@@ -284,12 +284,13 @@ double RandomSetup::tolerance(const NaiveLayer& layer) const {
 }
 
 double RandomSetup::half_rounding(const NaiveLayer& layer) const {
-  // New keys of the ragged form of quantised latents are bfloat16.
-  const bool is_bf16 = (layer.k_type == Elem::kBF16 && layer.v_type == Elem::kBF16) ||
-                       (layer.is_quantised() && layer.is_latent);
+  const bool is_bf16 = layer.k_type == Elem::kBF16 && layer.v_type == Elem::kBF16;
   if (is_on_gpu())
     return is_bf16 ? 1 : layer.k_type == Elem::kF16 && layer.v_type == Elem::kF16 ? 0.125 : 0;
   const kvc_cpu_isa isa = config_.cpu_isa == KVC_CPU_ISA_AUTO ? best_isa_ : config_.cpu_isa;
+  // Words of 16 bits, where they are no bfloat16.
+  if (layer.is_quantised())
+    return isa == KVC_CPU_ISA_AVX512_BF16 ? 1 : isa >= KVC_CPU_ISA_AVX2 ? 1.0 / 64 : 0;
   return isa == KVC_CPU_ISA_AVX512_BF16 && is_bf16 ? 1 : 0;
 }
 

@@ -38,9 +38,10 @@ void run_list(const KernelTable& table, AttnProblem& problem, const WorkList& li
 }
 
 double limit_of(const KernelTable& table, const AttnParams& params) {
-  const bool bf16 = params.k.dtype == DType::kBF16 && params.v.dtype == DType::kBF16;
+  const bool bf16 = is_bf16_or_shorter(params.k.dtype) && is_bf16_or_shorter(params.v.dtype);
   if (table.isa == Isa::kAvx512Bf16 && bf16) return 1e-2;
-  return 4 * std::max(error_limit(params.k.dtype), error_limit(params.v.dtype));
+  return 4 * std::max({error_limit(params.k.dtype), error_limit(params.v.dtype),
+                       words_error(table, params)});
 }
 
 std::vector<float> output_bits(AttnProblem& problem) {

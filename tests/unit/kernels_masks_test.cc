@@ -24,11 +24,12 @@ struct Kernel {
     EXPECT_TRUE(problem.out.memory.guards_intact() && problem.lse.guards_intact());
   }
   double limit(const AttnParams& params) const {
-    const bool bf16 = params.k.dtype == DType::kBF16 && params.v.dtype == DType::kBF16;
+    const bool bf16 = is_bf16_or_shorter(params.k.dtype) && is_bf16_or_shorter(params.v.dtype);
     if (tile && table->isa == Isa::kAvx512Bf16 && bf16)
       return 1e-2;  // Q, P and rotated K have 8 significant bits
     // ALiBi over far positions makes large scores, whose rounding shows.
-    return 4 * std::max(error_limit(params.k.dtype), error_limit(params.v.dtype));
+    return 4 * std::max({error_limit(params.k.dtype), error_limit(params.v.dtype),
+                         tile ? 0 : words_error(*table, params)});
   }
 };
 

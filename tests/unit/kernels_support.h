@@ -459,6 +459,20 @@ inline double relative_error(TensorOwner& actual, TensorOwner& expected) {
   return difference == 0 ? 0 : std::sqrt(difference / size);
 }
 
+// What tile kernels of AVX512-BF16 multiply as bfloat16.
+inline bool is_bf16_or_shorter(DType dtype) { return dtype == DType::kBF16 || is_quantised(dtype); }
+
+// How far decode kernels that make words of elements may be from float32, see table.h. 0: they do
+// not run here.
+inline double words_error(const KernelTable& table, const AttnParams& params) {
+  if (params.k.dtype != params.v.dtype || params.k_dim > 512 ||
+      params.k_rotations[0].rotary_dim > 0 || params.k_rotations[1].rotary_dim > 0)
+    return 0;
+  if (params.k.dtype == DType::kInt8 && table.isa >= Isa::kAvx512) return 2e-4;
+  const bool scales = params.k.scales.base != nullptr && params.v.scales.base != nullptr;
+  return params.k.dtype == DType::kE4M3 && scales && table.isa == Isa::kAvx512Bf16 ? 6e-3 : 0;
+}
+
 // The limits the kernels promise against the reference on the same stored values.
 inline double error_limit(DType storage) { return storage == DType::kF32 ? 2e-6 : 1e-5; }
 
