@@ -1,6 +1,9 @@
-// Prefill attention for bf16 keys and values on AVX512-BF16: both products run on vdpbf16ps, with Q
-// (rotated and scaled in fp32) and P rounded to bf16. Everything between the products is fp32 and
-// shared with the other arithmetic (tile_pass-inl.h).
+// Prefill attention for keys and values of bf16 or of 8 bits on AVX512-BF16: both products run on
+// vdpbf16ps, with Q (rotated and scaled in fp32) and P rounded to bf16. Everything between the
+// products is fp32 and shared with the other arithmetic (tile_pass-inl.h).
+//
+// Elements of 8 bits are bf16 numbers: a block's rows are copied as such before they are packed.
+// The scales of K multiply the scores, those of V multiply P before it is rounded.
 //
 // Per block of 64 keys: K transposed and V interleaved into scratch that fits L1, then per 6 rows
 //     scores[6][64] = Q K^T                        one 6 x 4 register tile
@@ -65,6 +68,22 @@ void pack_k_bf16(const std::byte* const* rows, int64_t k_dim, uint32_t* packed) 
     const int left = static_cast<int>(k_dim - d);
     pack_k_quad(rows, d * 2, static_cast<__mmask8>((1u << left) - 1), (left + 1) / 2,
                 packed + d / 2 * kBlockKeys);
+  }
+}
+
+// Elements of 8 bits as bf16, exactly.
+template <DType kType>
+void copy_as_bf16(const std::byte* const* rows, int64_t dim, int64_t stride, uint16_t* to) {
+  for (int key = 0; key < kBlockKeys; ++key, to += stride) {
+    const std::byte* from = rows[key];
+    for (int64_t d = 0; d < dim; d += 2 * kPairLanes) {
+      const bool whole = dim - d >= 2 * kPairLanes;
+      const Vec low =
+          whole ? load_as<kType>(from + d) : load_as_tail<kType>(from + d, lanes_below(dim - d, 0));
+      const Vec high = whole ? load_as<kType>(from + d + kPairLanes)
+                             : load_as_tail<kType>(from + d + kPairLanes, lanes_below(dim - d, 1));
+      _mm512_storeu_si512(to + d, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
+    }
   }
 }
 
@@ -210,6 +229,7 @@ inline void value_rows_bf16(const uint32_t* weights, const float* correction,
 struct MathBf16 {
   static constexpr int kVectorFloats = kPairLanes;
   static constexpr DType kRotated = DType::kBF16;
+  static constexpr bool kScalesRows = false;
 
   int64_t k_dim, v_dim, k_pairs, v_padded;
   uint32_t* q;         // [max_rows][k_pairs]             pairs of bf16.
@@ -218,6 +238,10 @@ struct MathBf16 {
   // [kBlockPairs][v_padded]         v_packed without the keys that one row does not see.
   uint32_t* v_visible;
   uint32_t* p;  // [kMaxTileRows][kBlockPairs]     P as pairs of bf16.
+  // Rows of 8 bits as bf16, of K and then of V: where each is, and the elements.
+  const std::byte** copies;  // [kBlockKeys]
+  uint16_t* copied;          // [kBlockKeys][copied_stride]
+  int64_t copied_stride;
 
   static int64_t query_bytes(const AttnParams& params) { return (params.k_dim + 1) / 2 * 4; }
 
@@ -231,6 +255,24 @@ struct MathBf16 {
     p = take_array<uint32_t>(cursor, kMaxTileRows * kBlockPairs);
     q = take_array<uint32_t>(cursor, max_rows * k_pairs);
     v_visible = take_array<uint32_t>(cursor, v_padded * kBlockPairs);
+    const int64_t longest = k_dim > v_dim ? k_dim : v_dim;
+    const bool copies_rows = is_quantised(params.k.dtype) || is_quantised(params.v.dtype);
+    copied_stride = (longest + 2 * kPairLanes - 1) / (2 * kPairLanes) * 2 * kPairLanes;
+    copies = take_array<const std::byte*>(cursor, copies_rows ? kBlockKeys : 0);
+    copied = take_array<uint16_t>(cursor, copies_rows ? kBlockKeys * copied_stride : 0);
+  }
+
+  // The rows of a block as bf16: its own, or copies, which the next call replaces.
+  const std::byte* const* as_bf16(const BlockRows& block, int64_t dim) {
+    if (!is_quantised(block.dtype)) return block.rows;
+    with_stored_dtype(block.dtype, [&](auto type) {
+      constexpr DType kType = decltype(type)::value;
+      if constexpr (is_quantised(kType))
+        copy_as_bf16<kType>(block.rows, dim, copied_stride, copied);
+    });
+    for (int key = 0; key < kBlockKeys; ++key)
+      copies[key] = reinterpret_cast<const std::byte*>(copied + key * copied_stride);
+    return copies;
   }
 
   void load_query(const float* query /* [k_dim] */, int64_t row) {
@@ -246,8 +288,8 @@ struct MathBf16 {
   }
 
   bool pack(const BlockRows& keys, const BlockRows& values) {
-    pack_k_bf16(keys.rows, k_dim, k_packed);
-    return pack_v_bf16(values.rows, v_dim, v_padded, v_packed);
+    pack_k_bf16(as_bf16(keys, k_dim), k_dim, k_packed);
+    return pack_v_bf16(as_bf16(values, v_dim), v_dim, v_padded, v_packed);
   }
 
   template <int kRows>
@@ -275,14 +317,16 @@ struct MathBf16 {
   }
 };
 
+inline bool is_bf16_or_shorter(DType dtype) { return dtype == DType::kBF16 || is_quantised(dtype); }
+
 void attn_tile_bf16(const AttnParams& params, const AttnItem& item, void* scratch) {
-  if (params.k.dtype != DType::kBF16 || params.v.dtype != DType::kBF16)
+  if (!is_bf16_or_shorter(params.k.dtype) || !is_bf16_or_shorter(params.v.dtype))
     return attn_tile_f32(params, item, scratch);
   attend_item<MathBf16>(params, item, scratch);
 }
 
 size_t attn_tile_bf16_scratch_bytes(const AttnParams& params, int64_t max_rows) {
-  if (params.k.dtype != DType::kBF16 || params.v.dtype != DType::kBF16)
+  if (!is_bf16_or_shorter(params.k.dtype) || !is_bf16_or_shorter(params.v.dtype))
     return attn_tile_f32_scratch_bytes(params, max_rows);
   return attend_scratch_bytes<MathBf16>(params, max_rows);
 }

@@ -147,6 +147,7 @@ inline void value_rows_f32(const float* p, const float* correction, const float*
 struct MathF32 {
   static constexpr int kVectorFloats = kLanes;
   static constexpr DType kRotated = DType::kF32;
+  static constexpr bool kScalesRows = true;
 
   int64_t k_dim, v_dim, v_padded;
   float* q;         // [max_rows][k_dim]

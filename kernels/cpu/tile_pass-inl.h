@@ -3,6 +3,8 @@
 // over the arithmetic (tile_f32-inl.h, tile_bf16-inl.h), which is a struct Math with
 //   static constexpr int kVectorFloats               floats per register across v_dim
 //   static constexpr DType kRotated                  what rotated keys are rounded to
+//   static constexpr bool kScalesRows                pack multiplies quantised rows by their
+//                                                    scales, else scores and weights are multiplied
 //   static int64_t query_bytes(params)               per row
 //   void allocate(params, max_rows, v_padded, cursor)  its part of the scratch
 //   void load_query(const float* query, row)         fp32 [k_dim] -> its own form
@@ -158,6 +160,9 @@ inline void prefetch_some(TilePrefetch& prefetch) {
 }
 
 struct TileBlock {
+  // Where the rows were packed without them: scales of K for the scores, of V for the weights.
+  const float* k_scales;   // Nullable [kBlockKeys]
+  const float* v_scales;   // Nullable [kBlockKeys]
   int64_t begin;           // First key.
   bool all_visible;        // No key is masked in any row of the pass.
   bool ends_only;          // Rows differ in their ends only.
@@ -180,6 +185,30 @@ inline bool tile_visibility(const TileRows& rows, int64_t first_row, const TileB
   return all;
 }
 
+inline void scale_rows(int num_rows, float* scores /* [num_rows][kBlockKeys] */,
+                       const float* scales /* [kBlockKeys] */) {
+  for (int c = 0; c < kBlockVectors; ++c) {
+    const Vec scale = load(scales + c * kLanes);
+    for (int r = 0; r < num_rows; ++r) {
+      float* at = scores + r * kBlockKeys + c * kLanes;
+      store(at, mul(load(at), scale));
+    }
+  }
+}
+
+// A key that weighs nothing may have a scale of NaN.
+inline void scale_weights(int num_rows, float* weights /* [num_rows][kBlockKeys] */,
+                          const float* scales /* [kBlockKeys] */) {
+  for (int c = 0; c < kBlockVectors; ++c) {
+    const Vec scale = load(scales + c * kLanes);
+    for (int r = 0; r < num_rows; ++r) {
+      float* at = weights + r * kBlockKeys + c * kLanes;
+      const Vec weight = load(at);
+      store(at, select(equal(weight, zero()), zero(), mul(weight, scale)));
+    }
+  }
+}
+
 // One register tile of rows against the packed block.
 template <int kRows, typename Math>
 void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the item */,
@@ -197,6 +226,7 @@ void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the 
   float* acc = pass.acc + row * pass.v_padded;
   prefetch_some(*block.prefetch);
   math.template scores<kRows>(row, pass.scores);
+  if (block.k_scales != nullptr) scale_rows(kRows, pass.scores, block.k_scales);
   prefetch_some(*block.prefetch);
   if (!scores_are_plain(*rows.params)) {
     for (int r = 0; r < kRows; ++r) {
@@ -210,6 +240,7 @@ void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the 
     for (int r = 0; r < kRows; ++r) visible[r] = visible_key_bits(pass.scores + r * kBlockKeys);
   }
   softmax_rows(kRows, pass.scores, pass.max + row, pass.sum + row * kLanes, pass.correction);
+  if (block.v_scales != nullptr) scale_weights(kRows, pass.scores, block.v_scales);
   math.weights(pass.scores, kRows);
   prefetch_some(*block.prefetch);
   const int64_t left = last_end - block.begin;
@@ -265,7 +296,14 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
     const bool v_finite =
         math.pack(keys, {here + kBlockKeys, params.v.dtype, here_scales + kBlockKeys});
     TilePrefetch prefetch = tile_prefetch(params, next, has_next, num_rows);
-    const TileBlock state = {block, visible.all_visible(block, kBlockKeys), ends_only, v_finite,
+    const bool scales_k = !Math::kScalesRows && is_quantised(keys.dtype);
+    const bool scales_v = !Math::kScalesRows && is_quantised(params.v.dtype);
+    const TileBlock state = {scales_k ? here_scales : nullptr,
+                             scales_v ? here_scales + kBlockKeys : nullptr,
+                             block,
+                             visible.all_visible(block, kBlockKeys),
+                             ends_only,
+                             v_finite,
                              &prefetch};
     int64_t row = 0;
     for (; row + 6 <= num_rows; row += 6) attend_rows<6>(rows, first_row, row, state, pass, math);

@@ -181,9 +181,11 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedBatch& cached, cons
          .num_rows = sequence.num_rows});
   }
   if (candidates_.size() < 2) return;
+  const auto is_bf16_or_shorter = [](kernels::DType dtype) {
+    return dtype == kernels::DType::kBF16 || kernels::is_quantised(dtype);
+  };
   const bool is_bf16 = device_->kernels().isa == kernels::cpu::Isa::kAvx512Bf16 &&
-                       layer.k_dtype == kernels::DType::kBF16 &&
-                       layer.v_dtype == kernels::DType::kBF16;
+                       is_bf16_or_shorter(layer.k_dtype) && is_bf16_or_shorter(layer.v_dtype);
   CascadeCosts costs;
   if (is_bf16) costs.tile_flops_per_second = kBf16TileFlopsPerSecond;
   if (shape.is_latent)
