@@ -70,8 +70,7 @@ RandomModel::RandomModel(const RandomShape& shape, uint64_t seed, std::span<cons
     layer.attention_norm = layer.ffn_norm = ones;
     layer.qkv = random_matrix(width, shape_.qkv_width(), kQueryKeyGain);
     layer.out = random_matrix(shape_.q_width(), width, 1.0);
-    layer.gate = random_matrix(width, shape_.ffn_width, 1.0);
-    layer.up = random_matrix(width, shape_.ffn_width, 1.0);
+    layer.gate_up = random_matrix(width, 2 * shape_.ffn_width, 1.0);
     layer.down = random_matrix(shape_.ffn_width, width, 1.0);
     weights_.layers.push_back(std::move(layer));
   }
@@ -103,8 +102,7 @@ int64_t RandomModel::parameters() const {
   const auto elements = [](const llm::PackedMatrix& matrix) { return matrix.depth * matrix.width; };
   int64_t count = static_cast<int64_t>(embedding_.size()) + elements(weights_.head);
   for (const llm::LayerWeights& layer : weights_.layers) {
-    for (const llm::PackedMatrix* matrix :
-         {&layer.qkv, &layer.out, &layer.gate, &layer.up, &layer.down})
+    for (const llm::PackedMatrix* matrix : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
       count += elements(*matrix);
   }
   return count;

@@ -97,9 +97,12 @@ void Network::multiply(const PackedMatrix& matrix, const float* in, int64_t in_s
   const int64_t panel = kernels_.panel, panels = matrix.padded_width / panel;
   const int64_t row_tasks = (rows + kTaskRows - 1) / kTaskRows;
   const int64_t task_rows = (rows + row_tasks - 1) / row_tasks;
-  const int64_t wanted = kTasksPerThread * pool_.size();
-  const int64_t column_tasks =
-      pool_.size() == 1 ? 1 : std::clamp<int64_t>((wanted + row_tasks - 1) / row_tasks, 1, panels);
+  // A weight takes as long to be read as eight are multiplied. Less than some 30 us in all is done
+  // before another thread wakes.
+  constexpr int64_t kReads = 8, kWorthThreads = 2 << 20;
+  const bool is_small = (rows + kReads) * matrix.depth * matrix.padded_width < kWorthThreads;
+  const int64_t wanted = pool_.size() == 1 || is_small ? 1 : kTasksPerThread * pool_.size();
+  const int64_t column_tasks = std::clamp<int64_t>((wanted + row_tasks - 1) / row_tasks, 1, panels);
   const auto* weights = static_cast<const std::byte*>(matrix.data());
   pool_.for_each(row_tasks * column_tasks, [&](int64_t task, int32_t) {
     const int64_t first = task / column_tasks * task_rows, part = task % column_tasks;
@@ -152,7 +155,7 @@ void Network::forward(Attention& attention, std::span<const int32_t> tokens,
   for (Rows* of : {&hidden_, &normed_, &added_}) of->resize(rows, shape_.width, kernels_.panel);
   qkv_.resize(rows, shape_.qkv_width(), kernels_.panel);
   attended_.resize(rows, shape_.q_width(), 1);
-  for (Rows* of : {&gate_, &up_}) of->resize(rows, shape_.ffn_width, kernels_.panel);
+  gate_up_.resize(rows, 2 * shape_.ffn_width, kernels_.panel);
   embed(tokens);
   const auto activate =
       shape_.activation == Activation::kSilu ? kernels_.silu_multiply : kernels_.gelu_multiply;
@@ -174,13 +177,13 @@ void Network::forward(Attention& attention, std::span<const int32_t> tokens,
     add_product(layer.out, attended_.data.data(), attended_.stride, rows,
                 layer.post_attention_norm);
     normalise(hidden_, layer.ffn_norm, rows, normed_);
-    multiply(layer.gate, normed_.data.data(), normed_.stride, rows, gate_.data.data(), gate_.stride,
-             false);
-    multiply(layer.up, normed_.data.data(), normed_.stride, rows, up_.data.data(), up_.stride,
-             false);
-    for_rows(rows, shape_.ffn_width,
-             [&](int64_t t) { activate(gate_.row(t), up_.row(t), gate_.stride); });
-    add_product(layer.down, gate_.data.data(), gate_.stride, rows, layer.post_ffn_norm);
+    multiply(layer.gate_up, normed_.data.data(), normed_.stride, rows, gate_up_.data.data(),
+             gate_up_.stride, false);
+    for_rows(rows, shape_.ffn_width, [&](int64_t t) {
+      float* gate = gate_up_.row(t);
+      activate(gate, gate + shape_.ffn_width, shape_.ffn_width);
+    });
+    add_product(layer.down, gate_up_.data.data(), gate_up_.stride, rows, layer.post_ffn_norm);
   }
   finish_logits(wanted, logits);
   seconds_.attention += attending;

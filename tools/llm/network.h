@@ -70,7 +70,7 @@ class Network {
   const Weights& weights_;
   WorkerPool& pool_;
   const BlockKernels& kernels_;
-  Rows hidden_, normed_, qkv_, attended_, gate_, up_, added_, head_;
+  Rows hidden_, normed_, qkv_, attended_, gate_up_, added_, head_;
   Seconds seconds_;
 };
 

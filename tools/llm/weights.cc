@@ -120,8 +120,8 @@ class Loader {
       }
     }
     out.out = pack({&matrix(prefix + "attn_output.weight", s.q_width(), s.width)});
-    out.gate = pack({&matrix(prefix + "ffn_gate.weight", s.width, s.ffn_width)});
-    out.up = pack({&matrix(prefix + "ffn_up.weight", s.width, s.ffn_width)});
+    out.gate_up = pack({&matrix(prefix + "ffn_gate.weight", s.width, s.ffn_width),
+                        &matrix(prefix + "ffn_up.weight", s.width, s.ffn_width)});
     out.down = pack({&matrix(prefix + "ffn_down.weight", s.ffn_width, s.width)});
     return out;
   }
@@ -193,7 +193,7 @@ int64_t Weights::bytes() const {
     elements += matrix.depth * matrix.padded_width;
   };
   for (const LayerWeights& layer : layers) {
-    for (const PackedMatrix* matrix : {&layer.qkv, &layer.out, &layer.gate, &layer.up, &layer.down})
+    for (const PackedMatrix* matrix : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
       add(*matrix);
   }
   add(head);

@@ -30,8 +30,8 @@ struct PackedMatrix {
 struct LayerWeights {
   std::vector<float> attention_norm, q_norm, k_norm, post_attention_norm;
   std::vector<float> ffn_norm, post_ffn_norm;
-  std::vector<float> qkv_bias;  // [padded width of qkv]
-  PackedMatrix qkv, out, gate, up, down;
+  std::vector<float> qkv_bias;           // [padded width of qkv]
+  PackedMatrix qkv, out, gate_up, down;  // Queries, keys, values side by side; so gate and up.
 };
 
 struct Weights {
