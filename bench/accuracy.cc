@@ -4,17 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <system_error>
 
 #include "bench/benches.h"
 #include "bench/text_windows.h"
@@ -24,6 +18,7 @@
 #include "tools/kv_dtypes.h"
 #include "tools/llm/model.h"
 #include "tools/llm/model_files.h"
+#include "tools/text_file.h"
 #include "tools/tokeniser/utf8.h"
 
 namespace kvc::bench {
@@ -35,11 +30,7 @@ constexpr int64_t kAnswerTokens = 48;
 
 std::string read_text(const std::string& path) {
   if (path.empty()) return std::string(demo::handbook());
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) throw std::runtime_error(path + " is a folder");
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file.is_open() || file.bad()) throw std::runtime_error(path + ": " + std::strerror(errno));
+  std::string text = read_text_file(path);
   if (text.empty()) throw Refusal(path + " is empty");
   for (size_t at = 0, bytes = 0; at < text.size(); at += bytes) {
     bytes = tokeniser::character_bytes(text, at);

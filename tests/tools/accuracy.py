@@ -167,8 +167,8 @@ class Accuracy(unittest.TestCase):
         self.refused("empty.txt is empty", 2, file("empty.txt", b""))
         self.refused("one.txt has one token", 2, file("one.txt", b"x"))
         self.refused("broken.txt is no UTF-8 at byte 3", 2, file("broken.txt", b"abc\xff\xfe"))
-        self.refused("missing.txt: No such file", 1, self.root / "missing.txt")
-        self.refused(f"{self.root} is a folder", 1, self.root)
+        self.refused("missing.txt: No such file", 2, self.root / "missing.txt")
+        self.refused(f"{self.root}: Is a directory", 2, self.root)
         for dtype in ("fp8", "int8", "int4", "nvfp4"):
             self.refused(f"--kv-dtype {dtype}: attention on the CPU reads bf16, fp16 and fp32", 2, "--kv-dtype", dtype)
         self.refused("--kv-dtype", 2, "--kv-dtype", "fp33")

@@ -75,7 +75,8 @@ assert b"has room for" in chat(["x" * 200], "--context", 80, "--cut")[0]
 
 # Bad input.
 refused("is no GGUF file", path=__file__, status=1)
-refused("--system", "--system", root / "missing", status=1)
+refused(f"--system {root}/missing: No such file", "--system", root / "missing", status=2)
+refused(f"--system {root}: Is a directory", "--system", root, status=2)
 (root / "long").write_text("word " * 400)
 refused("the system text takes", "--system", root / "long", "--context", 100, status=2)
 refused("attention on the CPU reads", "--kv-dtype", "int8", status=2)

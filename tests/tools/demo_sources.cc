@@ -8,3 +8,4 @@
 #include "tools/demo/scheduler.cc"
 #include "tools/demo/terminal.cc"
 #include "tools/demo/workload.cc"
+#include "tools/text_file.cc"

@@ -4,13 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <new>
 #include <string>
@@ -20,6 +16,7 @@
 #include "tools/kv_dtypes.h"
 #include "tools/llm/model.h"
 #include "tools/llm/model_files.h"
+#include "tools/text_file.h"
 
 namespace {
 
@@ -48,10 +45,12 @@ constexpr const char* kHelp =
     "Ctrl-C stops an answer. // begins a text with /.\n";
 
 std::string system_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file.is_open() || file.bad())
-    throw std::runtime_error("--system " + path + ": " + std::strerror(errno));
+  std::string text;
+  try {
+    text = read_text_file(path);
+  } catch (const Refusal& refusal) {
+    throw Refusal(std::string("--system ") + refusal.what());
+  }
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   return text;
 }

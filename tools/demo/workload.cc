@@ -1,12 +1,10 @@
 #include "tools/demo/workload.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "tools/demo/questions.h"
+#include "tools/refusal.h"
+#include "tools/text_file.h"
 
 namespace kvc::demo {
 namespace {
@@ -17,20 +15,12 @@ constexpr std::string_view kSystemText =
 constexpr std::string_view kUsersText =
 #include "texts/users.inc"
     ;
-constexpr size_t kLargestFile = 1 << 20;
-
 std::string read_text(const std::string& path, const char* option) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    throw UsageError(std::string(option) + ": cannot open '" + path + "': " + std::strerror(errno));
-  std::string text(kLargestFile + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad() || (file.fail() && !file.eof()))
-    throw UsageError(std::string(option) + ": cannot read '" + path + "'");
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kLargestFile)
-    throw UsageError(std::string(option) + ": '" + path + "' is larger than 1 MiB");
-  return text;
+  try {
+    return read_text_file(path);
+  } catch (const Refusal& refusal) {
+    throw UsageError(std::string(option) + ' ' + refusal.what());
+  }
 }
 
 std::string_view trim(std::string_view text) {
