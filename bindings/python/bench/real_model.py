@@ -5,8 +5,8 @@
 
 Each row is a cache, in float32 and in bfloat16: greedy tokens and perplexity, the time to the first token and of each further one, and
 the bytes of K and V. The text is docs/guide.md. Tokens are compared with those of DynamicCache in the same type; perplexity is that of
-the first 2,048 tokens, which arrive in parts of 256, so that most keys come out of the cache. Times are the least of --repeats runs,
-because machines are shared.
+the first 2,048 tokens, which arrive in parts of 256, so that most keys come out of the cache. Times are processor time, the least of
+--repeats runs, because machines are shared.
 
 --model FILE.gguf takes another file; else the file is that of tools/demo/fetch_model.py, which downloads it once.
 """
@@ -71,15 +71,15 @@ def tokens_of(path: pathlib.Path, text: str) -> list[int]:
 
 @torch.inference_mode()
 def greedy(model, cache, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor, float, float]:
-    """`count` tokens, the logits that chose them, and the seconds to the first and of each other one."""
-    begin = time.perf_counter()
+    """`count` tokens, the logits that chose them, and the seconds of the processor to the first and of each other one."""
+    begin = time.process_time()
     rows = [model(input_ids=torch.tensor([prompt]), past_key_values=cache, logits_to_keep=1).logits[0, -1]]
     tokens = [int(rows[0].argmax())]
-    first = time.perf_counter()
+    first = time.process_time()
     while len(tokens) < count:
         rows.append(model(input_ids=torch.tensor([tokens[-1:]]), past_key_values=cache).logits[0, -1])
         tokens.append(int(rows[-1].argmax()))
-    each = (time.perf_counter() - first) / max(count - 1, 1)
+    each = (time.process_time() - first) / max(count - 1, 1)
     return tokens, torch.stack(rows).float(), first - begin, each
 
 
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=3000)
     parser.add_argument("--new", type=int, default=256, help="tokens behind the prompt")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

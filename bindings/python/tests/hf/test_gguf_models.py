@@ -3,6 +3,8 @@
 
 import functools
 import pathlib
+import re
+import subprocess
 import sys
 
 import pytest
@@ -151,3 +153,18 @@ def test_in_bfloat16_perplexity_stays_within_a_percent(model):
     for attention, make in real_model.ROWS.values():
         rounded = model.load(attention, torch.bfloat16)
         assert 1e-6 < abs(model.perplexity_of(rounded, make(rounded.config)) / model.perplexity - 1) < 0.01
+
+
+@pytest.mark.parametrize("model", [REAL], indirect=True)
+def test_the_example_of_a_chat_answers_and_takes_turns_back(model):
+    lines = "What is the capital of France?\nAnd of Italy?\n\nAnd of Italy?\n\nAnd of Spain?\n"
+    done = subprocess.run([sys.executable, ROOT / "examples" / "python" / "chat.py", model.path], input=lines, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    turns = re.findall(r"(.*?)\n  \[(\d+) of (\d+) tokens were kept\]\n", done.stdout, re.DOTALL)
+    assert [re.search("Paris|Rome|Madrid", answer).group() for answer, _, _ in turns] == ["Paris", "Rome", "Rome", "Madrid"]
+    kept, asked = ([int(turn[index]) for turn in turns] for index in (1, 2))
+    assert kept[0] == 0
+    assert asked[0] <= kept[1] < asked[1]
+    assert kept[2] == asked[2] - 1
+    assert asked[0] <= kept[3] < asked[3] - 1
