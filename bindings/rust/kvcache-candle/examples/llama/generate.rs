@@ -13,7 +13,7 @@ pub struct Run {
 }
 
 impl Run {
-    fn push(&mut self, logits: Vec<f32>) -> u32 {
+    pub fn push(&mut self, logits: Vec<f32>) -> u32 {
         let better = |best: usize, index: usize| if logits[index] > logits[best] { index } else { best };
         let token = (0..logits.len()).fold(0, better) as u32;
         self.tokens.push(token);

@@ -1,4 +1,4 @@
-//! A Llama-like model made of candle-nn's pieces, with random weights. What knows of a cache is behind one trait.
+//! A Llama made of candle-nn's pieces, with random weights or those of a file. What knows of a cache is behind one trait.
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{ops, rotary_emb, Embedding, Linear, RmsNorm};
@@ -18,6 +18,8 @@ pub struct Config {
     pub head_dim: usize,
     pub intermediate: usize,
     pub max_positions: usize,
+    pub rope_theta: f32,
+    pub norm_eps: f64,
     pub dtype: DType,
 }
 
@@ -32,6 +34,8 @@ impl Config {
             head_dim: 16,
             intermediate: 160,
             max_positions: 512,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
             dtype,
         }
     }
@@ -91,12 +95,14 @@ pub struct Llama {
     sin: Tensor,
 }
 
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// Tables of all positions, (positions, head_dim / 2).
 fn rotary_tables(config: &Config) -> Result<(Tensor, Tensor)> {
     let half = config.head_dim / 2;
     let angle = |index: usize| {
         let (position, pair) = (index / half, index % half);
-        position as f32 * 10_000f32.powf(-((2 * pair) as f32) / config.head_dim as f32)
+        position as f32 * config.rope_theta.powf(-((2 * pair) as f32) / config.head_dim as f32)
     };
     let angles: Vec<f32> = (0..config.max_positions * half).map(angle).collect();
     let angles = Tensor::from_vec(angles, (config.max_positions, half), &Device::Cpu)?;
@@ -104,36 +110,54 @@ fn rotary_tables(config: &Config) -> Result<(Tensor, Tensor)> {
 }
 
 impl Llama {
+    /// Random weights, large enough that attention is far from uniform.
     pub fn new(config: Config, seed: u64) -> Result<Self> {
         let mut random = Random::new(seed);
-        let Config { vocab, hidden, heads, kv_heads, head_dim, intermediate, dtype, .. } = config;
-        // Weights large enough that attention is far from uniform.
-        let mut linear = |out: usize, inner: usize| {
-            let weight = random.tensor(&[out, inner], 1.6 / (inner as f32).sqrt(), dtype);
-            Ok::<_, candle_core::Error>(Linear::new(weight?, None))
+        Self::with_weights(config, |name, shape| match shape {
+            [_] => Tensor::ones(shape, config.dtype, &Device::Cpu),
+            [.., inner] => {
+                let gain = if name == EMBEDDING { 1.0 } else { 1.6 / (*inner as f32).sqrt() };
+                random.tensor(shape, gain, config.dtype)
+            }
+            [] => unreachable!("{name} has no shape"),
+        })
+    }
+
+    /// The weights that `weight` has of a name, as transformers names it, and a shape.
+    pub fn with_weights(
+        config: Config,
+        mut weight: impl FnMut(&str, &[usize]) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let Config { vocab, hidden, heads, kv_heads, head_dim, intermediate, .. } = config;
+        let norm = |name: &str, weight: &mut dyn FnMut(&str, &[usize]) -> Result<Tensor>| {
+            Ok::<_, candle_core::Error>(RmsNorm::new(weight(name, &[hidden])?, config.norm_eps))
         };
-        let norm =
-            || Ok::<_, candle_core::Error>(RmsNorm::new(Tensor::ones(hidden, dtype, &Device::Cpu)?, 1e-5));
         let mut layers = Vec::new();
-        for _ in 0..config.layers {
+        for index in 0..config.layers {
+            let name = |part: &str| format!("model.layers.{index}.{part}.weight");
+            let mut linear = |part: &str, out: usize, inner: usize| {
+                Ok::<_, candle_core::Error>(Linear::new(weight(&name(part), &[out, inner])?, None))
+            };
+            let qkv = [
+                linear("self_attn.q_proj", heads * head_dim, hidden)?,
+                linear("self_attn.k_proj", kv_heads * head_dim, hidden)?,
+                linear("self_attn.v_proj", kv_heads * head_dim, hidden)?,
+            ];
             layers.push(Layer {
-                attention_norm: norm()?,
-                qkv: [
-                    linear(heads * head_dim, hidden)?,
-                    linear(kv_heads * head_dim, hidden)?,
-                    linear(kv_heads * head_dim, hidden)?,
-                ],
-                output: linear(hidden, heads * head_dim)?,
-                mlp_norm: norm()?,
-                gate: linear(intermediate, hidden)?,
-                up: linear(intermediate, hidden)?,
-                down: linear(hidden, intermediate)?,
+                qkv,
+                output: linear("self_attn.o_proj", hidden, heads * head_dim)?,
+                gate: linear("mlp.gate_proj", intermediate, hidden)?,
+                up: linear("mlp.up_proj", intermediate, hidden)?,
+                down: linear("mlp.down_proj", hidden, intermediate)?,
+                attention_norm: norm(&name("input_layernorm"), &mut weight)?,
+                mlp_norm: norm(&name("post_attention_layernorm"), &mut weight)?,
             });
         }
-        let head = linear(vocab, hidden)?;
-        let embedding = Embedding::new(random.tensor(&[vocab, hidden], 1.0, dtype)?, hidden);
+        let head = Linear::new(weight("lm_head.weight", &[vocab, hidden])?, None);
+        let embedding = Embedding::new(weight(EMBEDDING, &[vocab, hidden])?, hidden);
+        let norm = norm("model.norm.weight", &mut weight)?;
         let (cos, sin) = rotary_tables(&config)?;
-        Ok(Llama { config, embedding, layers, norm: norm()?, head, cos, sin })
+        Ok(Llama { config, embedding, layers, norm, head, cos, sin })
     }
 
     /// The same weights in another type.
@@ -142,19 +166,17 @@ impl Llama {
         let linear = |linear: &Linear| {
             Ok::<_, candle_core::Error>(Linear::new(linear.weight().to_dtype(dtype)?, None))
         };
-        let norm = || {
-            Ok::<_, candle_core::Error>(RmsNorm::new(
-                Tensor::ones(self.config.hidden, dtype, &Device::Cpu)?,
-                1e-5,
-            ))
+        let norm = |norm: &RmsNorm| {
+            let weight = norm.clone().into_inner().weight().to_dtype(dtype)?;
+            Ok::<_, candle_core::Error>(RmsNorm::new(weight, self.config.norm_eps))
         };
         let layer = |layer: &Layer| {
             let [q, k, v] = &layer.qkv;
             Ok(Layer {
-                attention_norm: norm()?,
+                attention_norm: norm(&layer.attention_norm)?,
                 qkv: [linear(q)?, linear(k)?, linear(v)?],
                 output: linear(&layer.output)?,
-                mlp_norm: norm()?,
+                mlp_norm: norm(&layer.mlp_norm)?,
                 gate: linear(&layer.gate)?,
                 up: linear(&layer.up)?,
                 down: linear(&layer.down)?,
@@ -166,7 +188,7 @@ impl Llama {
             config,
             embedding: Embedding::new(self.embedding.embeddings().to_dtype(dtype)?, config.hidden),
             layers: self.layers.iter().map(layer).collect::<Result<_>>()?,
-            norm: norm()?,
+            norm: norm(&self.norm)?,
             head: linear(&self.head)?,
             cos,
             sin,
