@@ -15,7 +15,14 @@
 // A row's result depends on its query, its visible keys and the item's key range only, as there. A
 // masked key has the word 0 for a weight, and words of V are always finite.
 //
-// `Math` is the arithmetic, see decode_words_avx512-inl.h.
+// `Math` is the arithmetic, one of decode_words_<isa>-inl.h:
+//   Words                  a register of kWords words, or of kUnit bytes
+//   Sum                    kLanes sums of products
+//   load_key               kUnit elements of a K row as words, in the order of query_place
+//   pair_values<part>      words (a, b) of element 4l + part + i of two V rows in dword l of x[i]
+//   word_factor(largest)   by which values up to `largest` are multiplied to become words
+//   product_factor(largest)  by which their products with elements are multiplied in turn
+//   kValueParts            how many of the four elements 4l + i are worked on together
 #pragma once
 
 #include "kernels/cpu/decode_block-inl.h"
@@ -36,6 +43,22 @@ constexpr int kMaxRows = 4;
 // Elements of a row that are worked on together: bytes of a register.
 constexpr int kUnit = 4 * kLanes;
 constexpr int kWords = 2 * kLanes;  // Per register.
+
+// int8: a register's words are filled by the largest of a query row, or of a row's weights in a
+// step. q then has 16 bits and P has 15, so that nothing of them shows beside the rounding of the
+// rows; sums of products are exact, and the same on every instruction set. 0 gets 0.
+struct IntegerFactors {
+  static constexpr DType kType = DType::kInt8;
+  static constexpr bool kLosesSmall = false;
+  static constexpr float kLargestWord = 32767.0f;
+  static constexpr int query_place(int d) { return d; }
+  KVC_VEC_INLINE static Vec word_factor(Vec largest) {
+    return select(less(zero(), largest), div(set1(kLargestWord), largest), zero());
+  }
+  KVC_VEC_INLINE static Vec product_factor(Vec largest) {
+    return mul(largest, set1(1.0f / kLargestWord));
+  }
+};
 
 constexpr int64_t units_of(int64_t dim) { return (dim + kUnit - 1) / kUnit; }
 
@@ -143,41 +166,57 @@ struct Weights {
 };
 
 // acc = acc * alpha + product * (P V), one unit of elements.
-template <typename Math, int kRows, bool kWhole>
-inline void accumulate_unit(const Weights& weights, const std::byte* const* rows, int64_t offset,
-                            const AheadRows& ahead, int d, int left, float* acc) {
-  constexpr int kKeys = kLanes / kRows;
-  typename Math::Sum sums[kRows * 4];
+template <typename Math, int kRows, bool kWhole, int kPart>
+KVC_VEC_INLINE void accumulate_part(const Weights& weights, const std::byte* const* rows,
+                                    int64_t offset, const AheadRows& ahead, int d, int left,
+                                    float* acc) {
+  constexpr int kKeys = kLanes / kRows, kParts = Math::kValueParts;
+  typename Math::Sum sums[kRows * kParts];
   KVC_UNROLL
-  for (int i = 0; i < kRows * 4; ++i) sums[i] = Math::no_sum();
+  for (int i = 0; i < kRows * kParts; ++i) sums[i] = Math::no_sum();
   for (int key = 0; key < kStepKeys; key += 2) {
-    prefetch_far(ahead.at(key) + d);
-    prefetch_far(ahead.at(key + 1) + d);
+    if constexpr (kPart == 0) {
+      prefetch_far(ahead.at(key) + d);
+      prefetch_far(ahead.at(key + 1) + d);
+    }
     const std::byte* even = rows[key] + offset + d;
     const std::byte* odd = rows[key + 1] + offset + d;
-    typename Math::Words x[4];
+    typename Math::Words x[kParts];
     if constexpr (kWhole) {
-      Math::pair_values(Math::load_bytes(even), Math::load_bytes(odd), x);
+      Math::template pair_values<kPart>(Math::load_bytes(even), Math::load_bytes(odd), x);
     } else {
-      Math::pair_values(Math::load_bytes_tail(even, left), Math::load_bytes_tail(odd, left), x);
+      Math::template pair_values<kPart>(Math::load_bytes_tail(even, left),
+                                        Math::load_bytes_tail(odd, left), x);
     }
     const uint16_t* pair = weights.words + key / kKeys * kLanes + key % kKeys;
     KVC_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const typename Math::Words weight = Math::broadcast_pair(pair + r * kKeys);
       KVC_UNROLL
-      for (int i = 0; i < 4; ++i)
-        sums[r * 4 + i] = Math::add_products(sums[r * 4 + i], x[i], weight);
+      for (int i = 0; i < kParts; ++i)
+        sums[r * kParts + i] = Math::add_products(sums[r * kParts + i], x[i], weight);
     }
   }
   KVC_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const Vec alpha = set1(weights.alpha[r * kKeys]), product = set1(weights.product[r * kKeys]);
     KVC_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      float* at = acc + r * kUnit + i * kLanes;
-      store(at, fma(Math::to_float(sums[r * 4 + i]), product, mul(load(at), alpha)));
+    for (int i = 0; i < kParts; ++i) {
+      float* at = acc + r * kUnit + (kPart + i) * kLanes;
+      store(at, fma(Math::to_float(sums[r * kParts + i]), product, mul(load(at), alpha)));
     }
+  }
+}
+
+template <typename Math, int kRows, bool kWhole>
+inline void accumulate_unit(const Weights& weights, const std::byte* const* rows, int64_t offset,
+                            const AheadRows& ahead, int d, int left, float* acc) {
+  accumulate_part<Math, kRows, kWhole, 0>(weights, rows, offset, ahead, d, left, acc);
+  if constexpr (Math::kValueParts <= 2)
+    accumulate_part<Math, kRows, kWhole, 2>(weights, rows, offset, ahead, d, left, acc);
+  if constexpr (Math::kValueParts == 1) {
+    accumulate_part<Math, kRows, kWhole, 1>(weights, rows, offset, ahead, d, left, acc);
+    accumulate_part<Math, kRows, kWhole, 3>(weights, rows, offset, ahead, d, left, acc);
   }
 }
 

@@ -1,8 +1,5 @@
 // The arithmetic of decode_words-inl.h in vectors of 512 bits.
 //
-// int8: products of words with integer sums. q has 16 bits and P has 15, so that nothing of them
-// shows beside the rounding of the rows; the sums are exact, and the same on every instruction set.
-//
 // e4m3: products of bfloat16. The byte in the upper half of a word, shifted right by 4 with its
 // sign, has the fields of a bfloat16 of 2^-120 the value. q and P are multiplied by 2^100, scores
 // and sums by 2^20. Elements below 2^-6 count as 0: the processor takes no subnormal ones. NaN is
@@ -28,6 +25,7 @@ KVC_VEC_INLINE void pair_bytes(__m512i a, __m512i b, __m512i& front, __m512i& be
 
 struct Words512 {
   using Words = __m512i;
+  static constexpr int kValueParts = 4;
   KVC_VEC_INLINE static Words load_words(const uint16_t* p) { return _mm512_loadu_si512(p); }
   KVC_VEC_INLINE static Words load_bytes(const std::byte* p) { return _mm512_loadu_si512(p); }
   KVC_VEC_INLINE static Words load_bytes_tail(const std::byte* p, int n) {
@@ -41,10 +39,7 @@ struct Words512 {
   }
 };
 
-struct Int8Math : Words512 {
-  static constexpr DType kType = DType::kInt8;
-  static constexpr bool kLosesSmall = false;
-  static constexpr float kLargestWord = 32767.0f;
+struct Int8Math : Words512, IntegerFactors {
   using Sum = __m512i;
 
   KVC_VEC_INLINE static Sum no_sum() { return _mm512_setzero_si512(); }
@@ -76,8 +71,6 @@ struct Int8Math : Words512 {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_shuffle_i32x4(low, high, 0x88),
                                                _mm512_shuffle_i32x4(low, high, 0xdd)));
   }
-  // Where element d of a unit of q lies among its words.
-  static constexpr int query_place(int d) { return d; }
   // 64 elements of a K row.
   KVC_VEC_INLINE static void load_key(const std::byte* p, __m512i& first, __m512i& second) {
     first = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -89,6 +82,7 @@ struct Int8Math : Words512 {
     first = _mm512_cvtepi8_epi16(_mm512_castsi512_si256(bytes));
     second = _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(bytes, 1));
   }
+  template <int kPart>
   KVC_VEC_INLINE static void pair_values(__m512i a, __m512i b, __m512i (&x)[4]) {
     __m512i front, behind;
     pair_bytes(a, b, front, behind);
@@ -96,14 +90,6 @@ struct Int8Math : Words512 {
     x[1] = _mm512_srai_epi16(front, 8);
     x[2] = _mm512_srai_epi16(_mm512_slli_epi16(behind, 8), 8);
     x[3] = _mm512_srai_epi16(behind, 8);
-  }
-  // Factors so that the largest magnitude of a query row, or of a row's weights, fills a word; and
-  // what the products are multiplied by in turn. 0 gets 0.
-  KVC_VEC_INLINE static Vec word_factor(Vec largest) {
-    return select(less(zero(), largest), div(set1(kLargestWord), largest), zero());
-  }
-  KVC_VEC_INLINE static Vec product_factor(Vec largest) {
-    return mul(largest, set1(1.0f / kLargestWord));
   }
   // Rounded to words, in the order of the lanes.
   KVC_VEC_INLINE static void store_words(uint16_t* to, Vec x) {
@@ -144,6 +130,7 @@ struct E4M3Math : Words512 {
     const __m512i bytes = load_bytes_tail(p, n);
     first = lower_bytes(bytes), second = upper_bytes(bytes);
   }
+  template <int kPart>
   KVC_VEC_INLINE static void pair_values(__m512i a, __m512i b, __m512i (&x)[4]) {
     __m512i front, behind;
     pair_bytes(a, b, front, behind);

@@ -6,15 +6,15 @@
 
 #include "kernels/cpu/vec_avx2.h"
 // The kernels, over that vector width.
-#include "kernels/cpu/decode-inl.h"
+#include "kernels/cpu/decode_words_avx2-inl.h"
 #include "kernels/cpu/table-inl.h"
 #include "kernels/cpu/tile_f32-inl.h"
 
 namespace kvc::kernels::cpu {
 
-const KernelTable kAvx2Table =
-    table_of(Isa::kAvx2, "avx2",
-             {attn_decode, attn_decode_scratch_bytes, attn_tile_f32, attn_tile_f32_scratch_bytes});
+const KernelTable kAvx2Table = table_of(
+    Isa::kAvx2, "avx2",
+    {attn_decode_avx2, attn_decode_avx2_scratch_bytes, attn_tile_f32, attn_tile_f32_scratch_bytes});
 
 }  // namespace kvc::kernels::cpu
 

@@ -4,14 +4,14 @@
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/vec_scalar.h"
 // The kernels, over that vector width.
-#include "kernels/cpu/decode-inl.h"
+#include "kernels/cpu/decode_words_scalar-inl.h"
 #include "kernels/cpu/table-inl.h"
 #include "kernels/cpu/tile_f32-inl.h"
 
 namespace kvc::kernels::cpu {
 
-const KernelTable kScalarTable =
-    table_of(Isa::kScalar, "scalar",
-             {attn_decode, attn_decode_scratch_bytes, attn_tile_f32, attn_tile_f32_scratch_bytes});
+const KernelTable kScalarTable = table_of(Isa::kScalar, "scalar",
+                                          {attn_decode_scalar, attn_decode_scalar_scratch_bytes,
+                                           attn_tile_f32, attn_tile_f32_scratch_bytes});
 
 }  // namespace kvc::kernels::cpu

@@ -29,7 +29,7 @@ struct KernelTable {
   // of rows. Exceptions, whose error is far below that of the storage:
   //   bf16 latents  (V is the beginning of the only K row, four query heads or more) AVX512-BF16:
   //                 bf16 dot products, Q and P are rounded to bf16.
-  //   int8          AVX-512: integer dot products, Q has 16 bits and P has 15.
+  //   int8          integer dot products, Q has 16 bits and P has 15.
   //   e4m3          AVX512-BF16: bf16 dot products, Q and P are rounded to bf16, elements below
   //                 2^-6 count as 0.
   // int8 and e4m3 where K and V are of the same type, and K is not rotated while it is read; e4m3

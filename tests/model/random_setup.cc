@@ -290,7 +290,7 @@ double RandomSetup::half_rounding(const NaiveLayer& layer) const {
   const kvc_cpu_isa isa = config_.cpu_isa == KVC_CPU_ISA_AUTO ? best_isa_ : config_.cpu_isa;
   // Words of 16 bits, where they are no bfloat16.
   if (layer.is_quantised())
-    return isa == KVC_CPU_ISA_AVX512_BF16 ? 1 : isa >= KVC_CPU_ISA_AVX2 ? 1.0 / 64 : 0;
+    return isa == KVC_CPU_ISA_AVX512_BF16 ? 1 : isa >= KVC_CPU_ISA_SCALAR ? 1.0 / 64 : 0;
   return isa == KVC_CPU_ISA_AVX512_BF16 && is_bf16 ? 1 : 0;
 }
 

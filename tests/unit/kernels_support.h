@@ -468,7 +468,7 @@ inline double words_error(const KernelTable& table, const AttnParams& params) {
   if (params.k.dtype != params.v.dtype || params.k_dim > 512 ||
       params.k_rotations[0].rotary_dim > 0 || params.k_rotations[1].rotary_dim > 0)
     return 0;
-  if (params.k.dtype == DType::kInt8 && table.isa >= Isa::kAvx512) return 2e-4;
+  if (params.k.dtype == DType::kInt8 && table.isa >= Isa::kScalar) return 2e-4;
   const bool scales = params.k.scales.base != nullptr && params.v.scales.base != nullptr;
   return params.k.dtype == DType::kE4M3 && scales && table.isa == Isa::kAvx512Bf16 ? 6e-3 : 0;
 }
