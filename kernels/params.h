@@ -13,7 +13,17 @@ namespace kvc::kernels {
 // Element types a tensor or the pool may have. Values are internal, not part of the C ABI. Those of
 // 8 bits are quantised rows of the pool (RowScales) and no types of a tensor. CPU only: on CUDA
 // RowStorage names them.
-enum class DType : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kInt8 = 3, kE4M3 = 4, kE5M2 = 5 };
+enum class DType : int32_t {
+  kF32 = 0,
+  kF16 = 1,
+  kBF16 = 2,
+  kInt8 = 3,
+  kE4M3 = 4,
+  kE5M2 = 5,
+  // Inside decode kernels: an e4m3 element read as 2^-120 of its value, which a shift of its byte
+  // is. NaN is read as 480.
+  kE4M3Low = 6
+};
 
 // A bias counts as at most so much either way, but for -inf, which masks: log2(e) times more is no
 // float32.

@@ -80,8 +80,10 @@ class DecodeLoop {
         group_(params.num_q_heads / params.num_kv_heads),
         layout_(
             scratch_layout(params, item.row_end - item.row_begin, item.head_end - item.head_begin)),
-        k_type_(rotates_ ? DType::kF32 : params.k.dtype),
-        kernels_(choose_block_kernels(layout_.rows, k_type_, params.v.dtype)),
+        k_type_(rotates_ ? DType::kF32 : block_dtype(params.k)),
+        k_factor_(k_type_ == DType::kE4M3Low ? kLow : 1.0f),
+        v_factor_(block_dtype(params.v) == DType::kE4M3Low ? kLow : 1.0f),
+        kernels_(choose_block_kernels(layout_.rows, k_type_, block_dtype(params.v))),
         q_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + layout_.q)),
         acc_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + layout_.acc)),
         states_(reinterpret_cast<SoftmaxState*>(static_cast<std::byte*>(scratch) + layout_.states)),
@@ -142,13 +144,14 @@ class DecodeLoop {
 
   // The scales of one head's rows; 0 for keys that are not present.
   static void load_scales(const RowScales& scales, const std::byte* const* addresses,
-                          uint32_t present, int64_t head, float* to /* [kChunk] */) {
+                          uint32_t present, int64_t head, float factor, float* to /* [kChunk] */) {
     for (int key = 0; key < kChunk; ++key) {
       to[key] = 0.0f;
       if ((present >> key & 1) == 0) continue;
       to[key] = scales.shared;
       if (scales.base != nullptr)
         __builtin_memcpy(to + key, addresses[key] + head * scales.head_stride, sizeof(float));
+      to[key] *= factor;
     }
   }
 
@@ -195,6 +198,8 @@ class DecodeLoop {
           load_query_row(params_, rotation, packed_row,
                          (item_.head_begin + head) * group_ + row % group_, q);
           for (int64_t d = params_.k_dim; d < layout_.q_stride; ++d) q[d] = 0.0f;
+          if (k_factor_ != 1.0f)
+            for (int64_t d = 0; d < params_.k_dim; ++d) q[d] *= k_factor_;
           const int step = dot_step(k_type_);
           if (k_type_ == DType::kBF16) split_pairs(q, params_.k_dim / step * step);
         } else {
@@ -242,8 +247,10 @@ class DecodeLoop {
       const ChunkRows& next = last_head ? next_rows : rows;
       const int64_t next_head = last_head ? item_.head_begin : head + 1;
       const int64_t first_block = (head - item_.head_begin) * layout_.blocks;
-      if (scales_k) load_scales(params_.k.scales, rows.k_scales, rows.present, head, k_scales);
-      if (scales_v) load_scales(params_.v.scales, rows.v_scales, rows.present, head, v_scales);
+      if (scales_k)
+        load_scales(params_.k.scales, rows.k_scales, rows.present, head, k_factor_, k_scales);
+      if (scales_v)
+        load_scales(params_.v.scales, rows.v_scales, rows.present, head, v_factor_, v_scales);
       if (rotates_) rotate_keys(chunk_key, rows, head, next, next_head, k_scales);
       for (int64_t block = 0; block < layout_.blocks; ++block) {
         Step& step = pending_ == &steps_[0] ? steps_[1] : steps_[0];
@@ -292,6 +299,8 @@ class DecodeLoop {
         store(m, states_[block].m), store(l, states_[block].l);
         float* acc = acc_ + (head * layout_.blocks * kernels_.rows + row) * layout_.acc_stride;
         if (params_.v.dtype == DType::kBF16) join_pairs(acc, params_.v_dim);
+        if (v_factor_ != 1.0f)
+          for (int64_t d = 0; d < params_.v_dim; ++d) acc[d] *= v_factor_;
         // A visible NaN may have lost the maximum: the row is not one that saw nothing.
         const float row_max = l[first_lane] != l[first_lane] ? l[first_lane] : m[first_lane];
         store_row(params_, item_, item_.row_begin + row / group_,
@@ -308,7 +317,8 @@ class DecodeLoop {
   const bool rotates_;
   const int64_t group_;
   const ScratchLayout layout_;
-  const DType k_type_;  // Element type of K in the dot products.
+  const DType k_type_;               // Element type of K in the dot products.
+  const float k_factor_, v_factor_;  // See kLow.
   const BlockKernels kernels_;
   float* const q_;
   float* const acc_;

@@ -325,6 +325,21 @@ struct BlockKernels {
   ScaleBlock scale_scores, scale_weights;
 };
 
+// Stored types, and those that stand for them here.
+template <typename F>
+inline void with_block_dtype(DType dtype, F&& f) {
+  if (dtype == DType::kE4M3Low) return f(DTypeConstant<DType::kE4M3Low>{});
+  with_stored_dtype(dtype, f);
+}
+
+// e4m3 rows that have scales are read as kE4M3Low: their elements fill the type's range, so that
+// few are subnormal, and those are subnormal floats, with which processors are slow. q and the
+// weights are multiplied by kLow, and so are scores and outputs.
+constexpr float kLow = small_float_power(60);
+inline DType block_dtype(const PagedRows& rows) {
+  return rows.dtype == DType::kE4M3 && rows.scales.base != nullptr ? DType::kE4M3Low : rows.dtype;
+}
+
 template <int kRows>
 inline BlockKernels block_kernels(DType k_type, DType v_type) {
   BlockKernels kernels{kRows,
@@ -334,9 +349,9 @@ inline BlockKernels block_kernels(DType k_type, DType v_type) {
                        nullptr,
                        scale_scores<kRows>,
                        scale_weights<kRows>};
-  with_stored_dtype(k_type,
-                    [&](auto type) { kernels.dot = dot_block<decltype(type)::value, kRows>; });
-  with_stored_dtype(v_type, [&](auto type) {
+  with_block_dtype(k_type,
+                   [&](auto type) { kernels.dot = dot_block<decltype(type)::value, kRows>; });
+  with_block_dtype(v_type, [&](auto type) {
     kernels.accumulate = accumulate_block<decltype(type)::value, kRows>;
     kernels.accumulate_visible = accumulate_block_visible<decltype(type)::value, kRows>;
   });

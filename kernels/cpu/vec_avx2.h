@@ -93,6 +93,11 @@ KVC_VEC_INLINE Vec from_bits_16(__m128i bits, bool is_f16) {
 template <DType kType>
 KVC_VEC_INLINE Vec from_codes(__m128i codes) {
   if constexpr (kType == DType::kInt8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+  if constexpr (kType == DType::kE4M3Low) {
+    const __m256i shifted = _mm256_slli_epi32(_mm256_cvtepi8_epi32(codes), 20);
+    return _mm256_castsi256_ps(
+        _mm256_and_si256(shifted, _mm256_set1_epi32(static_cast<int32_t>(0x87f00000))));
+  }
   const __m128i wide = _mm_cvtepi8_epi16(codes);
   if constexpr (kType == DType::kE5M2) return _mm256_cvtph_ps(_mm_slli_epi16(wide, 8));
   const __m128i bits =

@@ -93,6 +93,11 @@ KVC_VEC_INLINE Vec scale_exp2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }
 template <DType kType>
 KVC_VEC_INLINE Vec from_codes(__m128i codes) {
   if constexpr (kType == DType::kInt8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+  if constexpr (kType == DType::kE4M3Low) {
+    const __m512i shifted = _mm512_slli_epi32(_mm512_cvtepi8_epi32(codes), 20);
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int32_t>(0x87f00000))));
+  }
   const __m256i wide = _mm256_cvtepi8_epi16(codes);
   if constexpr (kType == DType::kE5M2) return _mm512_cvtph_ps(_mm256_slli_epi16(wide, 8));
   const __m256i bits =

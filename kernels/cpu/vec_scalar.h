@@ -156,6 +156,8 @@ template <DType kType>
 KVC_VEC_INLINE Vec from_codes(Codes codes) {
   const Mask wide = __builtin_convertvector(codes, Mask);
   if constexpr (kType == DType::kInt8) return __builtin_convertvector(wide, Vec);
+  if constexpr (kType == DType::kE4M3Low)
+    return reinterpret_cast<Vec>((wide << 20) & set1_bits(static_cast<int32_t>(0x87f00000)));
   constexpr int kFraction = kType == DType::kE4M3 ? 3 : 2, kBias = kType == DType::kE4M3 ? 7 : 15;
   const Mask magnitude = wide & set1_bits(0x7f);
   // Exponent 0 is read as if it had a leading one.
@@ -221,6 +223,19 @@ KVC_VEC_INLINE void load_pair_as(const std::byte* p, Vec& a, Vec& b) {
     const bool little_endian = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
     a = reinterpret_cast<Vec>(little_endian ? low : high),
     b = reinterpret_cast<Vec>(little_endian ? high : low);
+#if defined(__SSE2__)
+  } else if constexpr (kType == DType::kE4M3Low) {
+    // Bytes to the upper halves of words, shifted there, to the upper halves of dwords.
+    const __m128i none = _mm_setzero_si128();
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i mask = _mm_set1_epi16(static_cast<int16_t>(0x87f0));
+    const __m128i low = _mm_and_si128(_mm_srai_epi16(_mm_unpacklo_epi8(none, bytes), 4), mask);
+    const __m128i high = _mm_and_si128(_mm_srai_epi16(_mm_unpackhi_epi8(none, bytes), 4), mask);
+    const __m128i dwords[4] = {_mm_unpacklo_epi16(none, low), _mm_unpackhi_epi16(none, low),
+                               _mm_unpacklo_epi16(none, high), _mm_unpackhi_epi16(none, high)};
+    __builtin_memcpy(&a, dwords, sizeof a);
+    __builtin_memcpy(&b, dwords + 2, sizeof b);
+#endif
   } else {
     a = load_as<kType>(p), b = load_as<kType>(p + kLanes * dtype_bytes(kType));
   }

@@ -20,6 +20,7 @@ DLDataType dtype_to_dlpack(DType dtype) {
     case DType::kF16: return {kDLFloat, 16, 1};
     case DType::kBF16: return {kDLBfloat, 16, 1};
     case DType::kInt8: return {kDLInt, 8, 1};
+    case DType::kE4M3Low:
     case DType::kE4M3: return {kDLFloat8_e4m3fn, 8, 1};
     case DType::kE5M2: return {kDLFloat8_e5m2, 8, 1};
   }
@@ -32,6 +33,7 @@ const char* dtype_name(DType dtype) {
     case DType::kF16: return "float16";
     case DType::kBF16: return "bfloat16";
     case DType::kInt8: return "int8";
+    case DType::kE4M3Low:
     case DType::kE4M3: return "float8_e4m3fn";
     case DType::kE5M2: return "float8_e5m2";
   }

@@ -102,6 +102,15 @@ int read_all_codes(float* values) {
       }
     }
   }
+  for (int code = 0; code < 256; code += 2 * kLanes) {
+    uint8_t bits[2 * kLanes];
+    float pair[2 * kLanes];
+    for (int i = 0; i < 2 * kLanes; ++i) bits[i] = static_cast<uint8_t>(code + i);
+    Vec first, second;
+    load_pair_as<kType>(reinterpret_cast<const std::byte*>(bits), first, second);
+    store(pair, first), store(pair + kLanes, second);
+    if (__builtin_memcmp(pair, values + code, sizeof pair) != 0) return code;
+  }
   return -1;
 }
 
@@ -187,7 +196,7 @@ int wrong_shuffle() {
         cpu::convert_all_codes<DType::kF16>, cpu::convert_all_codes<DType::kBF16>,     \
         cpu::round_all<DType::kF16>, cpu::round_all<DType::kBF16>, cpu::wrong_shuffle, \
         {cpu::read_all_codes<DType::kInt8>, cpu::read_all_codes<DType::kE4M3>,         \
-         cpu::read_all_codes<DType::kE5M2>},                                           \
+         cpu::read_all_codes<DType::kE5M2>, cpu::read_all_codes<DType::kE4M3Low>},     \
     {                                                                                  \
       cpu::round_to_codes<DType::kInt8>, cpu::round_to_codes<DType::kE4M3>,            \
           cpu::round_to_codes<DType::kE5M2>                                            \

@@ -16,8 +16,9 @@ struct VecChecks {
   void (*round_f16)(const float*, uint16_t*, int);
   void (*round_bf16)(const float*, uint16_t*, int);
   int (*wrong_shuffle)();
-  // Int8, e4m3, e5m2: values[code] for whole vectors; the first code whose tail differs, or -1.
-  int (*read_codes[3])(float*);
+  // Int8, e4m3, e5m2, kE4M3Low: values[code] for whole vectors; the first code that differs in a
+  // tail or in a pair of vectors, or -1.
+  int (*read_codes[4])(float*);
   void (*round_to_codes[3])(const float*, uint8_t*, int);
 };
 

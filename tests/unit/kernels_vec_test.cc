@@ -117,6 +117,17 @@ TEST_P(Vectors, EveryEightBitCodeHasItsValue) {
   }
 }
 
+TEST_P(Vectors, EveryE4M3CodeShiftedHasItsFields) {
+  float values[256];
+  ASSERT_EQ(checks().read_codes[3](values), -1) << "first code that differs";
+  for (int code = 0; code < 256; ++code) {
+    const bool is_nan = code % 128 == 127;
+    const double want = is_nan ? (code < 128 ? 480 : -480)
+                               : reference::from_code(static_cast<uint8_t>(code), DType::kE4M3);
+    ASSERT_EQ(values[code] * 0x1p120, want) << code;
+  }
+}
+
 // By a specification of its own: the nearest code of all, of two the one with an even last bit.
 TEST_P(Vectors, EightBitCodesRoundToNearestEvenAndSaturate) {
   for (int type = 0; type < 3; ++type) {
