@@ -211,7 +211,7 @@ std::string name_of(const std::string& path) { return path.substr(path.find_last
 
 Report run_accuracy(const AccuracyOptions& options) {
   const double start = now_seconds();
-  const KvDtype& dtype = cpu_kv_dtype(options.kv_dtype);
+  const KvDtype dtype = cpu_kv_dtype(options.kv_dtype);
   const int64_t stride = options.stride > 0 ? options.stride : options.window / 2;
   if (stride >= options.window)
     throw Refusal("--stride " + std::to_string(stride) + " has to be less than --window " +
@@ -243,7 +243,7 @@ Report run_accuracy(const AccuracyOptions& options) {
   llm::WorkerPool pool(threads);
   llm::Network& network =
       model.load({llm::weight_type(options.weights), show_loading}, pool, llm::block_kernels());
-  chat::ChatCache cache(shape, dtype.type, context, pool);
+  chat::ChatCache cache(shape, dtype.type, context, pool, dtype.quant);
   Reader reader(shape, tokeniser, pool, network, cache);
 
   Report report = new_report("accuracy", isa_name(resolve_isa(KVC_CPU_ISA_AUTO)), threads);

@@ -33,13 +33,17 @@ inline const KvDtype* find_kv_dtype(std::string_view name) {
   return nullptr;
 }
 
-// The type that --kv-dtype names, where a model runs on the CPU. Throws Refusal: attention there
-// does not read it.
-inline const KvDtype& cpu_kv_dtype(const std::string& name) {
-  const KvDtype* dtype = find_kv_dtype(name);
-  if (dtype == nullptr || dtype->quant != KVC_QUANT_NONE)
-    throw Refusal("--kv-dtype " + name + ": attention on the CPU reads bf16, fp16 and fp32");
-  return *dtype;
+// The type that --kv-dtype names, where a model runs on the CPU; quantised ones with a scale per
+// token and head, for which no checkpoint has to bring scales. Throws Refusal: attention there does
+// not read it.
+inline KvDtype cpu_kv_dtype(const std::string& name) {
+  const KvDtype* found = find_kv_dtype(name);
+  if (found == nullptr || found->type.bits < 8)
+    throw Refusal("--kv-dtype " + name +
+                  ": attention on the CPU reads bf16, fp16, fp32, int8, fp8 and fp8_e5m2");
+  KvDtype dtype = *found;
+  if (dtype.quant != KVC_QUANT_NONE) dtype.quant = KVC_QUANT_PER_TOKEN_HEAD;
+  return dtype;
 }
 
 }  // namespace kvc

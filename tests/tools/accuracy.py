@@ -152,6 +152,12 @@ class Accuracy(unittest.TestCase):
             self.assertEqual((report["kv_dtype"], report["bytes_per_token"]), (dtype, 512))
             self.assertNotEqual(report["perplexity"], exact)
             self.assertLess(abs(report["perplexity"] / exact - 1), 0.1)
+        for dtype in ("int8", "fp8", "fp8_e5m2"):
+            report = self.report(self.text, "--no-questions", "--kv-dtype", dtype)
+            self.assertEqual(report["kv_dtype"], dtype)
+            self.assertTrue(256 < report["bytes_per_token"] < 512, report)
+            self.assertNotEqual(report["perplexity"], exact)
+            self.assertLess(abs(report["perplexity"] / exact - 1), 0.3)
 
     def test_each_architecture(self):
         for architecture in ("qwen2", "qwen3", "gemma3"):
@@ -169,8 +175,8 @@ class Accuracy(unittest.TestCase):
         self.refused("broken.txt is no UTF-8 at byte 3", 2, file("broken.txt", b"abc\xff\xfe"))
         self.refused("missing.txt: No such file", 2, self.root / "missing.txt")
         self.refused(f"{self.root}: Is a directory", 2, self.root)
-        for dtype in ("fp8", "int8", "int4", "nvfp4"):
-            self.refused(f"--kv-dtype {dtype}: attention on the CPU reads bf16, fp16 and fp32", 2, "--kv-dtype", dtype)
+        for dtype in ("int4", "nvfp4"):
+            self.refused(f"--kv-dtype {dtype}: attention on the CPU reads bf16, fp16, fp32, int8", 2, "--kv-dtype", dtype)
         self.refused("--kv-dtype", 2, "--kv-dtype", "fp33")
         self.refused("--stride 8 has to be less than --window 8", 2, "--window", 8, "--stride", 8)
         self.refused("is no GGUF file", 1, model=__file__)

@@ -65,6 +65,10 @@ refused("tiny llama", "--load", root / "qwen2.kvc", status=1)
 bf16 = chat(["hello", "/stats"], "--kv-dtype", "bf16")
 assert b"512 bytes per token" in bf16[1], bf16
 assert b"1024 bytes per token" in chat(["hello", "/stats"])[1]
+saved = root / "int8.kvc"
+int8 = chat(["hello", "how are you?", f"/save {saved}"], "--kv-dtype", "int8")
+assert int8[2] == f"(saved {saved})\n".encode(), int8
+refused("k_dtype", "--load", saved, status=1)
 
 # A full context says what is missing; --cut lets old turns go, and what is left is a conversation.
 full = chat(["hello", "once more", "and again"], "--context", 80)
@@ -79,7 +83,7 @@ refused(f"--system {root}/missing: No such file", "--system", root / "missing", 
 refused(f"--system {root}: Is a directory", "--system", root, status=2)
 (root / "long").write_text("word " * 400)
 refused("the system text takes", "--system", root / "long", "--context", 100, status=2)
-refused("attention on the CPU reads", "--kv-dtype", "int8", status=2)
+refused("attention on the CPU reads", "--kv-dtype", "int4", status=2)
 other = tiny_gguf.write(root / "other.gguf", "llama")
 other.write_bytes(other.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 1))
 refused('"mamba" is not served here', path=other, status=1)

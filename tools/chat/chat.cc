@@ -119,7 +119,7 @@ void show_progress(double done) {
 }
 
 void run_chat(const ChatOptions& options) {
-  const KvDtype& dtype = cpu_kv_dtype(options.kv_dtype);
+  const KvDtype dtype = cpu_kv_dtype(options.kv_dtype);
   llm::Model model(options.model.empty() ? llm::default_model() : options.model);
   const llm::Shape& shape = model.shape();
   const ChatTemplate chat_template(model.file(), model.tokeniser(), options.template_name);
@@ -134,7 +134,7 @@ void run_chat(const ChatOptions& options) {
   llm::WorkerPool pool(threads);
   llm::Network& network =
       model.load({llm::weight_type(options.weights), show_progress}, pool, llm::block_kernels());
-  ChatCache cache(shape, dtype.type, context, pool);
+  ChatCache cache(shape, dtype.type, context, pool, dtype.quant);
 
   SessionOptions session_options;
   session_options.context = context;

@@ -33,9 +33,9 @@ struct Heads {
 }  // namespace
 
 ChatCache::ChatCache(const llm::Shape& shape, DLDataType dtype, int64_t context,
-                     llm::WorkerPool& pool)
+                     llm::WorkerPool& pool, kvc_quant quant)
     : shape_(shape) {
-  const std::vector<kvc_layer> layers = llm::kv_layers(shape, dtype);
+  const std::vector<kvc_layer> layers = llm::kv_layers(shape, dtype, quant);
   const kvc_executor executor = pool.executor();
   kvc_config config;
   kvc_config_init(&config, sizeof config);

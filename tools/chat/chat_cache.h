@@ -28,7 +28,8 @@ class ChatCache final : public llm::Attention {
  public:
   // Room for one conversation of `context` tokens; it grows when branches need more. Shape and pool
   // are borrowed.
-  ChatCache(const llm::Shape& shape, DLDataType dtype, int64_t context, llm::WorkerPool& pool);
+  ChatCache(const llm::Shape& shape, DLDataType dtype, int64_t context, llm::WorkerPool& pool,
+            kvc_quant quant = KVC_QUANT_NONE);
 
   void add(kvc_seq seq);
   void remove(kvc_seq seq);

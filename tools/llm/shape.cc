@@ -163,7 +163,7 @@ Shape read_shape(const gguf::File& file) {
   return shape;
 }
 
-std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype) {
+std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype, kvc_quant quant) {
   std::vector<kvc_layer> layers;
   for (const LayerShape& of : shape.layers) {
     kvc_layer layer{};
@@ -173,6 +173,7 @@ std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype) {
     layer.num_kv_heads = shape.kv_heads;
     layer.k_dim = layer.v_dim = shape.head_dim;
     layer.k_dtype = layer.v_dtype = dtype;
+    layer.quant = quant;
     layer.window = of.window;
     layer.rope = &shape.ropes[of.rope];
     layers.push_back(layer);

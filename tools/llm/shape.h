@@ -52,6 +52,7 @@ struct Shape {
 Shape read_shape(const gguf::File& file);
 
 // A cache's layers for this model. They borrow the shape.
-std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype);
+std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype,
+                                 kvc_quant quant = KVC_QUANT_NONE);
 
 }  // namespace kvc::llm
