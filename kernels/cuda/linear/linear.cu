@@ -101,8 +101,8 @@ cudaError_t linear(const kernels::LinearParams& params, int32_t max_sequences,
       return start<DType::kF16>(params, max_sequences, num_sequences_at, max_rows, stream);
     case DType::kBF16:
       return start<DType::kBF16>(params, max_sequences, num_sequences_at, max_rows, stream);
+    default: return cudaErrorInvalidValue;  // Types of pages alone.
   }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace kvc::cuda
