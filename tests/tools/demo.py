@@ -11,6 +11,7 @@ import xml.dom.minidom
 import tiny_gguf
 
 command = sys.argv[1]
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 
 def demo(*arguments):
@@ -73,8 +74,16 @@ with tempfile.TemporaryDirectory() as folder:
     assert "No such file" in asked("--model", pathlib.Path(folder) / "missing.gguf", status=1)
 
 # The picture of docs/demo.md is one that the command drew.
-shown = xml.dom.minidom.parse(str(pathlib.Path(__file__).resolve().parents[2] / "docs/demo.svg"))
+shown = xml.dom.minidom.parse(str(DOCS / "demo.svg"))
 titles = [text.firstChild.data for text in shown.getElementsByTagName("text")]
 assert shown.documentElement.tagName == "svg" and "KV memory at the peak" in titles, titles
 assert any(title.startswith("Exact: all three rows agree") for title in titles), titles
+# The output there and the README's table are of one run.
+page, readme = (shown_page.read_text() for shown_page in (DOCS / "demo.md", DOCS.parent / "README.md"))
+output, table = (re.search(rf"<!-- {name}, by docs/demo_figures.py -->\n(.*?)<!-- end -->", text, re.S)[1]
+                 for name, text in (("output", page), ("table", readme)))
+assert "Exact: all three rows agree" in output and "random" not in output, output
+for row in re.findall(r"^\| (?:prompt tokens computed|generated tokens per second) (.*)", table, re.M):
+    for number in re.findall(r"[\d,]+", row):
+        assert re.search(rf"\b{number.replace(',', ',?')}\b", output), f"{number} of the README is not in docs/demo.md"
 print("demo: ok")
