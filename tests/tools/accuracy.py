@@ -11,10 +11,12 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.dom.minidom
 
 import tiny_gguf
 
 TOOL = sys.argv.pop(1)
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 TEXT = "Boats moor at C; dogs wear a lead!"  # Without a merge of the vocabulary: a token is a byte.
 FIELDS = {"bench", "library", "cpu", "isa", "threads", "model", "weights", "kv_dtype", "bytes_per_token", "text", "tokens",
           "window", "stride", "perplexity", "seconds"}
@@ -124,6 +126,18 @@ class Accuracy(unittest.TestCase):
         self.assertGreater(report["perplexity"], 1)
         self.assertEqual({**self.report("--threads", 1), "seconds": 0, "threads": 0},
                          {**self.report("--threads", 2), "seconds": 0, "threads": 0})
+
+    def test_a_script_draws_reports(self):
+        paths = []
+        for dtype in ("fp32", "int8"):
+            paths.append(self.root / f"{dtype}.json")
+            paths[-1].write_text(json.dumps(self.report("--kv-dtype", dtype)))
+        drawn = self.root / "accuracy.svg"
+        subprocess.run([sys.executable, DOCS / "accuracy_picture.py", drawn, *paths], check=True)
+        texts = [text.firstChild.data for text in xml.dom.minidom.parse(str(drawn)).getElementsByTagName("text")]
+        self.assertEqual([text for text in texts if text in ("fp32", "fp16", "int8")], ["fp32", "int8"])
+        self.assertIn("1,024", texts)
+        self.assertIn("right of 50", texts)
 
     def test_people_get_a_table(self):
         done = self.run_tool(self.text, "--no-questions")
