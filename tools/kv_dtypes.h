@@ -25,6 +25,12 @@ inline constexpr std::array<KvDtype, 8> kKvDtypes = {
      {"int4", {kDLInt, 4, 1}, KVC_QUANT_PER_TOKEN_HEAD},
      {"nvfp4", {kDLFloat4_e2m1fn, 4, 1}, KVC_QUANT_BLOCK16}}};
 
+// Bytes of K or V of one head of a token.
+constexpr int64_t row_bytes(const KvDtype& dtype, int64_t dim) {
+  const int64_t scale = dtype.quant == KVC_QUANT_PER_TOKEN_HEAD ? 4 : 0;
+  return (dim * dtype.type.bits + 7) / 8 + scale;
+}
+
 // Null: there is no such name.
 inline const KvDtype* find_kv_dtype(std::string_view name) {
   for (const KvDtype& dtype : kKvDtypes) {

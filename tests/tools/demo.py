@@ -67,6 +67,12 @@ with tempfile.TemporaryDirectory() as folder:
     small = json.loads((asked(*own, "--memory", 2, "--verify", "--json", report), report.read_text())[1])
     assert [c["turns"] for c in small["conversations"]] == [c["turns"] for c in run["conversations"]]
     assert "tiny qwen3" in asked("--model", tiny_gguf.write(pathlib.Path(folder) / "qwen3.gguf", "qwen3"), *own[2:], "--dtype", "bf16", "--verify")
+    text = asked(*own, "--kv-dtype", "int8", "--verify", "--json", report)
+    narrow = json.loads(report.read_text())
+    assert "rows 2 and 3 agree" in text and re.search(r"Row 3 gave \d+ of 12 answers that row 1 gave", text), text
+    assert narrow["model"]["kv_bytes_per_token_paged"] * 3 < narrow["model"]["kv_bytes_per_token_contiguous"], narrow["model"]
+    assert (narrow["restart"]["same_tokens"], narrow["options"]["storage"]) == (24, "int8")
+    assert "--kv-dtype int4: attention on the CPU" in asked(*own, "--kv-dtype", "int4", status=2)
     # Windows beside full attention.
     gemma = tiny_gguf.write(pathlib.Path(folder) / "gemma3.gguf", "gemma3", layers=7)
     text = asked("--model", gemma, *own[2:], "--verify")

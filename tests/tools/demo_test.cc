@@ -47,10 +47,9 @@ class ToolDemo : public testing::Test {
   }
   ServeResult serve_paged(bool shared, PagedOptions options = {}, int64_t pages = 1000) {
     if (options.page_size == 0) options.page_size = 16;
-    const uint64_t element = options.dtype == StorageType::kFloat32 ? 4 : 2;
-    options.byte_budget = static_cast<uint64_t>(pages) * static_cast<uint64_t>(options.page_size) *
-                          element * 2 *
-                          static_cast<uint64_t>(shape_.layers * shape_.kv_heads * shape_.head_dim);
+    options.byte_budget =
+        static_cast<uint64_t>(pages * options.page_size * 2 * shape_.layers * shape_.kv_heads *
+                              row_bytes(options.dtype, shape_.head_dim));
     PagedStore store(model_.shape(), options, pool_);
     ServeResult result = serve_with(store, shared);
     store.check();
@@ -110,14 +109,14 @@ TEST_F(ToolDemoWindows, AllStoresGiveTheSameTokens) {
   }
 }
 
-TEST_F(ToolDemo, SixteenBitStorageGivesTheSameBitsWhetherThePromptIsSharedOrNot) {
-  for (const StorageType dtype : {StorageType::kFloat16, StorageType::kBfloat16}) {
+TEST_F(ToolDemo, NarrowStorageGivesTheSameBitsWhetherThePromptIsSharedOrNot) {
+  for (const char* dtype : {"fp16", "bf16", "int8", "fp8", "fp8_e5m2"}) {
     PagedOptions options;
-    options.dtype = dtype;
+    options.dtype = cpu_kv_dtype(dtype);
     options.batch_invariant = true;
     const Comparison c = compare(serve_paged(false, options), serve_paged(true, options));
-    EXPECT_TRUE(c.identical) << static_cast<int>(dtype);
-    EXPECT_EQ(c.max_logit_difference, 0.0) << static_cast<int>(dtype);
+    EXPECT_TRUE(c.identical) << dtype;
+    EXPECT_EQ(c.max_logit_difference, 0.0) << dtype;
   }
 }
 

@@ -22,7 +22,6 @@ constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 
 // Names on the command line; their places are the values.
-const std::vector<std::string> kStorageTypes = {"fp32", "fp16", "bf16"};
 const std::vector<std::string> kIsas(kvc::kIsaNames.begin(), kvc::kIsaNames.end());
 
 int place_of(const std::vector<std::string>& names, const std::string& name) {
@@ -77,8 +76,12 @@ void write_output(std::ofstream& file, const std::string& path, const std::strin
   std::printf("\n  wrote %s\n", path.c_str());
 }
 
-int run_command(const DemoOptions& options) {
+int run_command(CommandLine& line) {
   try {
+    line.options.isa = place_of(kIsas, line.isa);
+    line.options.dtype = kvc::cpu_kv_dtype(line.dtype);
+    choose_model(line);
+    const DemoOptions& options = line.options;
     if (!options.state_path.empty()) {
       answer_from_state(options);
       return 0;
@@ -175,8 +178,10 @@ void register_demo(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->group("Work");
 
-  choice("--dtype", line->dtype, kStorageTypes, "Storage of rows 2 and 3: fp32, fp16 or bf16",
-         "Cache");
+  demo->add_option("--kv-dtype,--dtype", line->dtype,
+                   "Storage of rows 2 and 3: fp32, fp16, bf16, int8, fp8 or fp8_e5m2")
+      ->type_name("NAME")
+      ->group("Cache");
   number("--page-size", options.page_size, 1, 4096, "Tokens of a page", "Cache");
   number("--tokens-per-step", options.tokens_per_step, 1, 65536,
          "Most tokens of one step, decodes and prompt chunks", "Cache");
@@ -192,8 +197,9 @@ void register_demo(CLI::App& app, int& exit_code) {
   demo->add_flag("--quick", options.quick, "A model of two layers: done in a few seconds")
       ->group("Machine");
 
-  demo->add_flag("--verify", options.verify,
-                 "Fail unless all rows agree token for token (fp16, bf16: rows 2 and 3)")
+  demo->add_flag(
+          "--verify", options.verify,
+          "Fail unless all rows agree token for token (other storage than fp32: rows 2 and 3)")
       ->group("Output");
   demo->add_flag("--verbose", options.verbose, "Print some answers of row 3")->group("Output");
   file("--json", options.json_path, "Write all figures", "Output");
@@ -203,10 +209,5 @@ void register_demo(CLI::App& app, int& exit_code) {
        "Keep the state file of the system prompt, for `kvcache inspect`", "Output");
   file("--svg", options.svg_path, "Write a figure of memory, prompt tokens and pages", "Output");
 
-  demo->callback([line, &exit_code] {
-    line->options.dtype = static_cast<StorageType>(place_of(kStorageTypes, line->dtype));
-    line->options.isa = place_of(kIsas, line->isa);
-    choose_model(*line);
-    exit_code = run_command(line->options);
-  });
+  demo->callback([line, &exit_code] { exit_code = run_command(*line); });
 }

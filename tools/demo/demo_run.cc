@@ -49,8 +49,8 @@ int64_t paged_fit(const DemoRun& run, const DemoRow& row, const PagedStore& stor
 // The longest conversation alone must fit, beside the system prompt that row 3 keeps.
 void check_memory(const DemoRun& run) {
   if (run.options.memory_mib == 0) return;
-  const int64_t page_bytes = int64_t{2} * run.layers * run.kv_heads * run.head_dim *
-                             bytes_of(run.options.dtype) * run.options.page_size;
+  const int64_t page_bytes = int64_t{2} * run.layers * run.kv_heads *
+                             row_bytes(run.options.dtype, run.head_dim) * run.options.page_size;
   const int64_t pages = ceil_div(run.workload.longest_request(), run.options.page_size) + 1;
   const int64_t least = ceil_div(pages * page_bytes, 1 << 20);
   if (run.options.memory_mib < least) {
@@ -171,7 +171,10 @@ void read_answers(const Setup& setup, DemoRun& run) {
   for (size_t i = 0; i < result.answers.size(); ++i) {
     std::vector<std::string>& texts = run.answers.emplace_back();
     for (size_t turn = 0; turn < result.answers[i].turn_ends.size(); ++turn) {
-      texts.push_back(setup.text_of(result.answers[i].turn(turn)));
+      const std::vector<Token> answer = result.answers[i].turn(turn);
+      texts.push_back(setup.text_of(answer));
+      ++run.num_answers;
+      run.same_answers += run.rows[0].result.answers[i].turn(turn) == answer ? 1 : 0;
       const std::string& expected = run.workload.conversations[i].turns[turn].expected;
       if (expected.empty()) continue;
       ++run.questions;
@@ -181,7 +184,7 @@ void read_answers(const Setup& setup, DemoRun& run) {
 }
 
 void judge(DemoRun& run) {
-  const bool exact_storage = run.options.dtype == StorageType::kFloat32;
+  const bool exact_storage = run.options.is_exact();
   run.verified = true;
   for (size_t i = 1; i < run.rows.size(); ++i) {
     DemoRow& row = run.rows[i];
@@ -207,7 +210,7 @@ void judge(DemoRun& run) {
   } else {
     run.verdict = "rows 2 and 3 agree on all " + tokens +
                   " generated tokens; row 1 keeps float32, so it is no judge of " +
-                  storage_name(run.options.dtype);
+                  run.options.dtype.name;
   }
 }
 
@@ -285,7 +288,7 @@ PagedOptions paged_options(const DemoOptions& options, uint64_t byte_budget) {
   paged.byte_budget = byte_budget;
   // Two ways to cut a prompt round alike only with this flag; a 16-bit cache would turn the last
   // bit of a float32 into a different stored value.
-  paged.batch_invariant = options.dtype != StorageType::kFloat32;
+  paged.batch_invariant = !options.is_exact();
   return paged;
 }
 
@@ -342,10 +345,11 @@ void answer_from_state(const DemoOptions& options) {
   workload.conversations.resize(1);
   // Pages of every layer for the whole conversation, and as many again while a forward drops some.
   const auto tokens = static_cast<uint64_t>(workload.longest_request() + 2 * options.page_size);
-  const uint64_t token_bytes = 2 * static_cast<uint64_t>(bytes_of(options.dtype)) *
-                               setup.shape().layers.size() *
-                               static_cast<uint64_t>(setup.shape().kv_width());
-  PagedStore store(setup.shape(), paged_options(options, 2 * tokens * token_bytes), *setup.pool);
+  const llm::Shape& shape = setup.shape();
+  const uint64_t token_bytes =
+      2 * static_cast<uint64_t>(row_bytes(options.dtype, shape.head_dim) * shape.kv_heads) *
+      shape.layers.size();
+  PagedStore store(shape, paged_options(options, 2 * tokens * token_bytes), *setup.pool);
   double load_seconds = 0.0;
   ServeOptions serving = serve_options(setup.run, true);
   serving.load_system_prompt = [&](int sequence) {
@@ -364,15 +368,6 @@ double DemoRow::waste() const {
 
 double DemoRow::tokens_per_second() const {
   return static_cast<double>(result.generated_tokens()) / result.seconds;
-}
-
-const char* storage_name(StorageType type) {
-  switch (type) {
-    case StorageType::kFloat16: return "float16";
-    case StorageType::kBfloat16: return "bfloat16";
-    case StorageType::kFloat32: break;
-  }
-  return "float32";
 }
 
 }  // namespace kvc::demo

@@ -24,7 +24,9 @@ struct DemoOptions {
   std::string model_path;  // A GGUF file; empty: random weights.
   llm::WeightType weights = llm::WeightType::kBfloat16;
   double temperature = 0.8;
-  StorageType dtype = StorageType::kFloat32;
+  KvDtype dtype = cpu_kv_dtype("fp32");
+  // Storage that rounds nothing: row 1 then judges rows 2 and 3.
+  bool is_exact() const { return std::string_view(dtype.name) == "fp32"; }
   kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
   bool quick = false;
   bool verify = false;
@@ -91,8 +93,10 @@ struct DemoRun {
   Restart restart;
   // Row 3's answers as text, [conversations][turns].
   std::vector<std::vector<std::string>> answers;
-  int64_t right = 0, questions = 0;  // Answers that contain the expected word, and those with one.
-  std::string verdict;               // one sentence
+  int64_t same_answers = 0, num_answers = 0;  // Row 3's that are row 1's, and all.
+  // Answers that contain the expected word, and those with one.
+  int64_t right = 0, questions = 0;
+  std::string verdict;  // one sentence
   bool verified = false;
 
   int root_sequence() const { return static_cast<int>(workload.conversations.size()); }
@@ -103,7 +107,5 @@ Comparison compare(const ServeResult& expected, const ServeResult& got);
 DemoRun run_demo(const DemoOptions& options);
 // The new process: prints its answer to conversation 1 for run_restart() to read.
 void answer_from_state(const DemoOptions& options);
-
-const char* storage_name(StorageType type);  // "float32"
 
 }  // namespace kvc::demo

@@ -12,15 +12,6 @@ void require(kvc_status status, const kvc_error& error, const char* call) {
   throw LibraryError(std::string(call) + ": " + kvc_status_name(status) + ": " + error.message);
 }
 
-DLDataType storage_dtype(StorageType type) {
-  switch (type) {
-    case StorageType::kFloat16: return {kDLFloat, 16, 1};
-    case StorageType::kBfloat16: return {kDLBfloat, 16, 1};
-    case StorageType::kFloat32: break;
-  }
-  return {kDLFloat, 32, 1};
-}
-
 // A packed float32 tensor [tokens][heads][dim] that borrows everything; tokens `stride` apart.
 struct ActivationTensor {
   ActivationTensor(const float* data, int64_t tokens, int64_t heads, int64_t dim, int64_t stride)
@@ -44,7 +35,8 @@ struct ActivationTensor {
 PagedStore::PagedStore(const llm::Shape& shape, const PagedOptions& options, llm::WorkerPool& pool)
     : shape_(shape),
       attention_flags_(options.batch_invariant ? uint64_t{KVC_ATTN_BATCH_INVARIANT} : 0) {
-  const std::vector<kvc_layer> layers = llm::kv_layers(shape, storage_dtype(options.dtype));
+  const std::vector<kvc_layer> layers =
+      llm::kv_layers(shape, options.dtype.type, options.dtype.quant);
   const kvc_executor executor = pool.executor();
   kvc_config config;
   kvc_config_init(&config, sizeof(config));

@@ -7,16 +7,14 @@
 
 #include "kvcache.h"
 #include "tools/demo/kv_store.h"
+#include "tools/kv_dtypes.h"
 #include "tools/llm/shape.h"
 #include "tools/llm/worker_pool.h"
 
 namespace kvc::demo {
 
-enum class StorageType { kFloat32, kFloat16, kBfloat16 };
-constexpr int64_t bytes_of(StorageType type) { return type == StorageType::kFloat32 ? 4 : 2; }
-
 struct PagedOptions {
-  StorageType dtype = StorageType::kFloat32;
+  KvDtype dtype = cpu_kv_dtype("fp32");
   int page_size = 16;
   uint64_t byte_budget = 0;  // num_pages = byte_budget / bytes of a page
   kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;

@@ -94,7 +94,7 @@ std::string json_report(const DemoRun& run) {
                       {"demo_kernels", run.demo_kernels}}},
                     {"options",
                      {{"seed", run.options.workload.seed},
-                      {"storage", storage_name(run.options.dtype)},
+                      {"storage", run.options.dtype.name},
                       {"page_size", run.options.page_size},
                       {"tokens_per_step", run.options.tokens_per_step},
                       {"temperature", run.options.temperature},
@@ -125,6 +125,8 @@ std::string json_report(const DemoRun& run) {
                       {"answer_tokens", run.restart.answer_tokens},
                       {"same_tokens", run.restart.same_tokens},
                       {"problem", run.restart.problem}}},
+                    {"same_answers", run.same_answers},
+                    {"answers", run.num_answers},
                     {"right", run.right},
                     {"questions", run.questions},
                     {"conversations", conversations}};

@@ -120,7 +120,7 @@ std::string svg_report(const DemoRun& run) {
   const std::string setting =
       (run.model_name.empty() ? "Small transformer with random weights" : run.model_name) +
       "; system prompt of " + grouped(static_cast<int64_t>(run.workload.system.size())) +
-      " tokens; " + storage_name(run.options.dtype) +
+      " tokens; " + run.options.dtype.name +
       format(" pages of %d tokens; %d threads, ", run.options.page_size, run.threads) +
       run.library_isa + ".";
   body += text_at(kMargin, 76, setting, 13, kSoftInk);

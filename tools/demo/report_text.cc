@@ -58,9 +58,9 @@ std::string heading(const DemoRun& run, bool colours) {
          grouped(run.options.tokens_per_step) + " tokens a step; arrivals over the first " +
          std::to_string(run.workload.conversations.back().arrival_step + 1) + " steps\n";
   out += label("  cache") + "row 1: float32, buffers of " + grouped(run.max_length) +
-         " tokens; rows 2 and 3: " + storage_name(run.options.dtype) +
+         " tokens; rows 2 and 3: " + run.options.dtype.name +
          format(", pages of %d", run.options.page_size) +
-         (run.options.dtype == StorageType::kFloat32 ? "" : ", batch-invariant") + "\n";
+         (run.options.is_exact() ? "" : ", batch-invariant") + "\n";
   out += label("  machine") + format("%d thread%s; ", run.threads, run.threads == 1 ? "" : "s") +
          "libkvcache " + kvc_version_string() + ", " + run.library_isa + "; model and row 1: own " +
          run.demo_kernels + " code\n\n";
@@ -70,7 +70,7 @@ std::string heading(const DemoRun& run, bool colours) {
 std::string agreement(const DemoRun& run, size_t row) {
   if (row == 0) return "(ref)";
   const DemoRow& r = run.rows[row];
-  if (run.options.dtype == StorageType::kFloat32) return r.against_first.identical ? "yes" : "NO";
+  if (run.options.is_exact()) return r.against_first.identical ? "yes" : "NO";
   if (r.against_first.identical) return "yes";
   if (row == 1) return "no";
   return r.against_paged.identical ? "= row 2" : "NO";
@@ -156,6 +156,11 @@ std::string summary(const DemoRun& run, bool colours) {
   if (run.questions > 0) {
     out += format("  Right: %lld of %lld answers have the word that the handbook has.\n",
                   static_cast<long long>(run.right), static_cast<long long>(run.questions));
+  }
+  if (!run.options.is_exact()) {
+    out +=
+        format("  Row 3 gave %lld of %lld answers that row 1 gave, which keeps float32.\n",
+               static_cast<long long>(run.same_answers), static_cast<long long>(run.num_answers));
   }
   const std::string mark = run.verified ? "  Exact: " : "  NOT EXACT: ";
   return out +

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "tools/demo/questions.h"
-#include "tools/refusal.h"
 #include "tools/text_file.h"
 
 namespace kvc::demo {

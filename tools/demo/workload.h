@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/chat/chat_template.h"
+#include "tools/refusal.h"
 
 namespace kvc::demo {
 
@@ -49,10 +50,7 @@ struct WorkloadOptions {
   uint64_t seed = 1;
 };
 
-// A file or an option that cannot be used; the message is for the user.
-struct UsageError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+using UsageError = Refusal;
 
 // Turns of a users file: separated by blank lines when it has any, else one per line.
 std::vector<std::string> split_turns(std::string_view text);
