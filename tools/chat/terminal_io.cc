@@ -49,16 +49,17 @@ std::optional<std::string> LineReader::next(bool* was_interrupted) {
       if (buffer_.empty()) return {};
       return std::exchange(buffer_, {});
     }
+    // Also one that came before the read, which would not end it.
+    if (Interrupts::take()) {
+      *was_interrupted = true;
+      buffer_.clear();
+      return std::string();
+    }
     char bytes[4096];
     const ssize_t count = read(STDIN_FILENO, bytes, sizeof bytes);
     if (count > 0) {
       buffer_.append(bytes, static_cast<size_t>(count));
-    } else if (count < 0 && errno == EINTR) {
-      if (!Interrupts::take()) continue;
-      *was_interrupted = true;
-      buffer_.clear();
-      return std::string();
-    } else {
+    } else if (count == 0 || errno != EINTR) {
       ended_ = true;
     }
   }
