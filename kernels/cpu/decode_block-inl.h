@@ -267,11 +267,11 @@ struct SoftmaxState {
   Vec l;  // The running sum of 2^(s - m).
 };
 
-// Scores -> probabilities; returns the factors of the old accumulators.
-template <int kRows>
-Vec softmax_block(Vec* scores, SoftmaxState& state) {
+// Scores of `kStep` keys -> probabilities; returns the factors of the old accumulators.
+template <int kRows, int kStep = kChunk>
+inline Vec softmax_block(Vec* scores, SoftmaxState& state) {
   constexpr int kKeys = kLanes / kRows;
-  constexpr int kVectors = kChunk / kKeys;
+  constexpr int kVectors = kStep / kKeys;
   Vec largest = scores[0];
   KVC_UNROLL
   for (int t = 1; t < kVectors; ++t) largest = max(largest, scores[t]);
@@ -281,8 +281,8 @@ Vec softmax_block(Vec* scores, SoftmaxState& state) {
   Vec sums[kVectors];
   KVC_UNROLL
   for (int t = 0; t < kVectors; ++t) sums[t] = scores[t] = exp2(sub(scores[t], reference));
-  // One tree over the 16 keys, key bit 3 first, whatever kRows is: the same bits for a row in any
-  // block.
+  // One tree over the keys, the highest bit of the key first, whatever kRows is: the same bits for
+  // a row in any block.
   KVC_UNROLL
   for (int half = kVectors / 2; half > 0; half /= 2) {
     KVC_UNROLL

@@ -234,25 +234,7 @@ template <typename Math, int kRows>
 inline void weigh_step(Vec* scores, SoftmaxState& state, const float* const* v_scales,
                        Weights& weights) {
   constexpr int kKeys = kLanes / kRows, kVectors = kStepKeys / kKeys;
-  Vec largest = scores[0];
-  KVC_UNROLL
-  for (int t = 1; t < kVectors; ++t) largest = max(largest, scores[t]);
-  const Vec m = max(state.m, segment_max<kKeys>(largest));
-  const Vec reference = select(equal(m, set1(kMinusInfinity)), zero(), m);
-  const Vec alpha = exp2(sub(state.m, reference));
-  Vec sums[kVectors];
-  KVC_UNROLL
-  for (int t = 0; t < kVectors; ++t) sums[t] = scores[t] = exp2(sub(scores[t], reference));
-  // One tree over the keys, key bit 4 first, whatever kRows is: the same bits for a row in any
-  // block.
-  KVC_UNROLL
-  for (int half = kVectors / 2; half > 0; half /= 2) {
-    KVC_UNROLL
-    for (int t = 0; t < half; ++t) sums[t] = add(sums[t], sums[t + half]);
-  }
-  state.m = m;
-  state.l = fma(state.l, alpha, segment_sum<kKeys>(sums[0]));
-  store(weights.alpha, alpha);
+  store(weights.alpha, softmax_block<kRows, kStepKeys>(scores, state));
   // A key that weighs nothing may have a scale of NaN. That of another one is not lost: NaN - NaN.
   Vec top = zero(), poison = zero();
   KVC_UNROLL

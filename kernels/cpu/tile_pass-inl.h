@@ -98,7 +98,7 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math,
 }
 
 // Where the rows of one block lie: K rows, then V rows. Keys that are masked in every row are rows
-// of zeros. With the scales of quantised rows.
+// of zeros. Quantised rows have their scales beside them.
 inline void locate_block(const TileRows& rows, const VisibleKeys& visible, int64_t block_begin,
                          const std::byte* zeros, const std::byte** addresses /* [2 * kBlockKeys] */,
                          float* scales /* [2 * kBlockKeys] */) {
