@@ -120,6 +120,11 @@ func TestBadConfigurationsAreNamed(t *testing.T) {
 	says(t, with(func(c *kvcache.Config) {
 		c.Layers[0].Quant, c.Layers[0].KDType, c.Layers[0].VScale = kvcache.QuantPerTensor, kvcache.I8, -0.5
 	}), kvcache.ErrOutOfRange, "config.layers[0].v_scale = -0.5, expected a finite number > 0, or 0")
+	says(t, with(func(c *kvcache.Config) {
+		c.Layers[0].Quant, c.Layers[0].KDType = kvcache.QuantPerTokenHead, kvcache.I4
+	}), kvcache.ErrUnsupported, "config.layers[0].k_dtype = int4 with quant = PER_TOKEN_HEAD (2) is not supported in "+
+		"OWNED (0) storage on the CPU, whose kernels read types of 8 bits: store one of these, or choose "+
+		"config.storage = BORROWED (1) or NONE (2), where the host's own kernels attend")
 	is(t, with(func(c *kvcache.Config) { c.Device = kvcache.Device{Type: kvcache.CUDA} }), kvcache.ErrUnsupported)
 	is(t, with(func(c *kvcache.Config) { c.NumPages, c.MaxSeqLen = 2, 100 }), kvcache.ErrNeverFits)
 	_, err := lib.NewPlan(nil)

@@ -20,8 +20,9 @@ const (
 	LayerNone      LayerKind = C.KVC_LAYER_NONE      // keeps nothing and is never attended
 )
 
-// Quant is a form of quantised storage: planned, paged, shared and exported everywhere. A GPU computes on it
-// too; on the CPU that is for the host's own kernels.
+// Quant is a form of quantised storage: planned, paged, shared and exported everywhere. A GPU computes on all of
+// it, the CPU on types of 8 bits. There those of 4 bits need StorageBorrowed or StorageNone, where the host's own
+// kernels attend.
 type Quant int32
 
 // The forms of quantised storage.

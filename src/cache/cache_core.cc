@@ -19,6 +19,28 @@ int64_t require_pages(const Plan& plan) {
   return plan.num_pages();
 }
 
+// Pages that the library allocates for kernels which do not exist would hold nothing for ever.
+// Throws UNSUPPORTED.
+std::shared_ptr<const Plan> require_served(std::shared_ptr<const Plan> plan) {
+  const Spec& spec = plan->spec();
+  if (spec.storage != KVC_STORAGE_OWNED || spec.is_on_gpu()) return plan;
+  for (int32_t local = 0; local < spec.num_local_layers(); ++local) {
+    const LayerSpec& layer = spec.layers[local];
+    if (!layer.keeps_pages() || layer.is_served_by_cpu()) continue;
+    const bool is_k = layer.k_type.bits != 8;
+    fail_with(
+        KVC_E_UNSUPPORTED, layer.quant,
+        "config.layers[%d].%s = %s with quant = %s (%d) is not supported in OWNED (%d) storage "
+        "on the CPU, whose kernels read types of 8 bits: store one of these, or choose "
+        "config.storage = BORROWED (%d) or NONE (%d), where the host's own kernels attend",
+        spec.layer_begin + local, is_k ? "k_dtype" : "v_dtype",
+        (is_k ? k_type_name(layer) : v_type_name(layer)).c_str(), quant_name(layer.quant),
+        layer.quant, static_cast<int>(KVC_STORAGE_OWNED), static_cast<int>(KVC_STORAGE_BORROWED),
+        static_cast<int>(KVC_STORAGE_NONE));
+  }
+  return plan;
+}
+
 // The device of a cache with tensor memory; bookkeeping alone needs none.
 Gpu find_gpu(const Spec& spec) {
   if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return {};
@@ -36,7 +58,7 @@ Gpu find_gpu(const Spec& spec) {
 }  // namespace
 
 CacheCore::CacheCore(std::shared_ptr<const Plan> planned)
-    : plan(std::move(planned)),
+    : plan(require_served(std::move(planned))),
       found_gpu(find_gpu(plan->spec())),
       pool(plan, require_pages(*plan), PoolPlace::kDevice, gpu()),
       allocator(plan->num_pages()),

@@ -1,6 +1,7 @@
 // kvcache.h, section "Zero-copy export".
 #include <thread>
 
+#include "tests/capi/borrowed.h"
 #include "tests/capi/fixture.h"
 
 namespace kvc::test {
@@ -224,6 +225,7 @@ TEST(ExportQuantised, TheViewIsOfTheStoredTypeAndStaysInsideTheLayersPart) {
       layer.v_dtype = {};
       layer.k_dim = layer.v_dim = 32;
     }
+    const BorrowedPool pool(model.config);
     Cache cache(model.config);
     DLManagedTensorVersioned* out = nullptr;
     ASSERT_EQ(kvc_export_pool(cache.get(), 1, KVC_POOL_BYTES, &out, nullptr), KVC_OK);

@@ -1,6 +1,7 @@
 // Quantised storage on the CPU: what is stored, and results with the same bits wherever the rows
 // have been and however the work was cut. Values are compared with an oracle by the random
 // operations of tests/model.
+#include "tests/capi/borrowed.h"
 #include "tests/capi/layers.h"
 #include "tests/capi/state_files.h"
 #include "tests/model/naive_quant.h"
@@ -203,6 +204,65 @@ TEST(Quantised, BitsStayWhereverASequenceGoes) {
     EXPECT_EQ(first.step({21}, 1), expected);
     EXPECT_EQ(kvc_cache_check(first.cache().get(), nullptr), KVC_OK);
   });
+}
+
+// Pages that nobody here can read or write would only be found out by the first attention.
+TEST(Quantised, OwnedStorageOfFourBitsIsRefusedOnTheCpu) {
+  const struct {
+    kvc_quant quant;
+    DLDataType k_type, v_type;
+    const char* names;
+  } kinds[] = {
+      {KVC_QUANT_PER_TOKEN_HEAD, {kDLInt, 4, 1}, {}, "k_dtype = int4 with quant = PER_TOKEN_HEAD"},
+      {KVC_QUANT_PER_TOKEN_HEAD,
+       {kDLInt, 8, 1},
+       {kDLInt, 4, 1},
+       "v_dtype = int4 with quant = PER_TOKEN_HEAD (2)"},
+      {KVC_QUANT_BLOCK16,
+       {kDLFloat4_e2m1fn, 4, 1},
+       {},
+       "k_dtype = float4_e2m1fn with quant = BLOCK16 (3)"}};
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind.names);
+    kvc_layer four_bit = attention_layer();
+    four_bit.k_dim = four_bit.v_dim = 32;
+    four_bit.quant = kind.quant;
+    four_bit.k_dtype = kind.k_type;
+    four_bit.v_dtype = kind.v_type;
+    // The ids are those of the whole model.
+    Net net({four_bit, attention_layer(), four_bit, shared_layer(2)});
+    net.config.layer_begin = 1;
+    net.config.layer_end = 4;
+    {
+      const PlanHandle plan(net.config);
+      kvc_cache* cache = nullptr;
+      const kvc_error error = expect_error(
+          KVC_E_UNSUPPORTED,
+          {"config.layers[2].", kind.names, "8 bits", "OWNED (0)", "BORROWED (1)", "NONE (2)"},
+          [&](kvc_error* err) { return kvc_cache_create(plan.get(), &cache, err); });
+      EXPECT_EQ(error.detail, kind.quant);
+      EXPECT_EQ(cache, nullptr);
+    }
+    const BorrowedPool pool(net.config);
+    for (const kvc_storage storage : {KVC_STORAGE_BORROWED, KVC_STORAGE_NONE}) {
+      if (storage == KVC_STORAGE_NONE) {
+        net.config.num_pages = 8;
+        net.config.num_pool_tensors = 0;
+        net.config.pool_tensors = nullptr;
+      }
+      net.config.storage = storage;
+      Cache cache(net.config);
+      add_tokens(cache, 1, 9);
+      EXPECT_EQ(length_of(cache, 1), 9);
+      ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 2, 7, nullptr), KVC_OK);
+      EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
+    }
+    // A slice without the layer is served.
+    net.config.storage = KVC_STORAGE_OWNED;
+    net.config.layer_end = 2;
+    Cache served(net.config);
+    add_tokens(served, 1, 9);
+  }
 }
 
 // Rows that are not finite: all outputs that see them are NaN, no others are.

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "tests/capi/borrowed.h"
 #include "tests/capi/swap.h"
 
 namespace kvc::test {
@@ -341,8 +342,8 @@ TEST(Swap, QuantisedLayersMoveWithTheirScales) {
     Net net({scaled, four_bit, whole});
     net.config.pool_layout = layout;
     set_host_pages(net.config, 6);
+    const BorrowedPool memory(net.config);  // The host writes the pages.
     Cache cache(net.config);
-    { const PoolBytes exported(cache, 0); }  // from here on the host writes the pages
     add_tokens(cache, 1, 23);
     const std::vector<int64_t> before = pages_of(cache, 1, 0);
     for (int32_t layer = 0; layer < 3; ++layer) {

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <random>
 
+#include "tests/capi/borrowed.h"
 #include "tests/capi/state_files.h"
 #include "tests/support/folder.h"
 
@@ -232,8 +233,9 @@ TEST(Restart, QuantisedRowsAndTheirScalesComeBackAsTheyWereStored) {
       layer.num_kv_heads = 1;
       layer.k_dim = layer.v_dim = 32;
     }
-    Net net(layers, 32);
-    Cache first(net.config), second(net.config);
+    Net net(layers, 32), other(layers, 32);
+    const BorrowedPool first_pool(net.config), second_pool(other.config);
+    Cache first(net.config), second(other.config);
     // Whole pages, whose bytes the test writes as a kernel of the host program would.
     ASSERT_EQ(kvc_seq_add(first.get(), 1, nullptr), KVC_OK);
     Request request{{1}, {12}};

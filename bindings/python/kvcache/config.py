@@ -198,8 +198,8 @@ class Layer(_Keywords):
     v_is_k: True: the row of K is the row of V too and is stored once.
     quant: quantised storage: "none", "per_tensor" (float8, int8: one scale for K and one for V),
         "per_token_head" (float8, int8, int4: a scale per token and head) or "block16" (float4: one
-        per 16 elements). Attention computes on it on a GPU; on the CPU it is planned, paged and
-        exported only.
+        per 16 elements). The CPU attends to types of 8 bits. It keeps those of 4 bits in "borrowed"
+        and "none" storage only, where the host's own kernels attend.
     states: "state": its recurrent states, 1 to 16.
     k_scale: "per_tensor": value of K = stored element * k_scale, above 0; 0: 1. Other layers: 0.
     v_scale: the same of V.

@@ -172,7 +172,11 @@ def test_arrays_of_bfloat16_have_its_values_or_say_what_is_missing(monkeypatch):
 
 def test_types_without_an_array_raise():
     layer = kvcache.Layer(num_kv_heads=1, k_dim=4, dtype="int4", quant="per_token_head")
-    with kvcache.Cache(layers=[layer], num_pages=2) as cache:
+    plan = kvcache.Plan(layers=[layer], num_pages=2)
+    with pytest.raises(kvcache.Unsupported, match=r"layers\[0\].k_dtype = int4 .*OWNED.*8 bits.*BORROWED"):
+        kvcache.Cache(plan)
+    pages = np.zeros((2, plan.layer(0).region_bytes), np.uint8)
+    with kvcache.Cache(layers=[layer], storage="borrowed", pool_tensors=[pages]) as cache:
         pool = cache.export_pool(0, "k")
         assert pool.dtype == "int4"
         with pytest.raises(kvcache.DtypeError, match="int4"):

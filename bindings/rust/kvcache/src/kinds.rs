@@ -49,8 +49,9 @@ kinds! {
         /// Nothing, and is never attended.
         None = KVC_LAYER_NONE,
     }
-    /// Quantised storage: planned, paged, shared, swapped and exported everywhere. A GPU attends to it too; on
-    /// the CPU that is for the host's own kernels.
+    /// Quantised storage: planned, paged, shared, swapped and exported everywhere. A GPU attends to all of it,
+    /// the CPU to types of 8 bits. There those of 4 bits need [`Storage::Borrowed`] or [`Storage::None`], where
+    /// the host's own kernels attend.
     Quant: kvc_quant {
         /// Plain storage.
         None = KVC_QUANT_NONE,

@@ -6,7 +6,7 @@ mod common;
 use common::{config, step, Folder};
 use kvcache::{
     AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, Layer, LoadOptions, LogLevel, Plan,
-    Quant, Query, Rope, SeqOp, Status, SwapDirection, TableKind, TensorMut, TensorRef,
+    Quant, Query, Rope, SeqOp, Status, Storage, SwapDirection, TableKind, TensorMut, TensorRef,
 };
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -285,6 +285,11 @@ fn bad_configurations_name_the_field() {
         let error = refused(&Config::new(vec![layer]).num_pages(4));
         assert!(error.message().contains(text), "{error}");
     }
+    let four_bits = Layer::attention(2, 2, 4).dtype(DType::I4).quant(Quant::PerTokenHead);
+    let four_bits = Config::new(vec![four_bits]).num_pages(4);
+    assert!(Cache::with_config(&four_bits.clone().storage(Storage::None)).is_ok());
+    let error = Cache::with_config(&four_bits).unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("layers[0].k_dtype = int4"), "{error}");
     let error = refused(&Config::new(Vec::new()));
     assert!(error.message().contains("num_layers"), "{error}");
     let error = refused(&config().page_size(-1));

@@ -413,9 +413,10 @@ enum {
  *
  *   everywhere      It is planned, paged, shared, swapped and exported.
  *   CPU, 8 bits     It is appended to, attended to, gathered and shifted, as other storage is.
- *   CPU, 4 bits     It is for the host program's own kernels. kvc_attn, kvc_kv_append,
- *                   kvc_kv_gather, the debug functions, and kvc_seq_shift of K that is stored
- *                   rotated answer KVC_E_UNSUPPORTED on such a layer.
+ *   CPU, 4 bits     It is for the host program's own kernels: BORROWED and NONE alone, and
+ *                   kvc_cache_create refuses OWNED. kvc_attn, kvc_kv_append, kvc_kv_gather, the
+ *                   debug functions, and kvc_seq_shift of K that is stored rotated answer
+ *                   KVC_E_UNSUPPORTED on such a layer.
  *   CUDA            It is appended to, attended to and gathered. kvc_attn_self, and kvc_seq_shift
  *                   of K that is stored rotated, answer KVC_E_UNSUPPORTED on such a layer.
  *
@@ -949,6 +950,8 @@ KVC_API kvc_status kvc_plan_min_pages(const kvc_plan *const *plans, size_t n, in
  *                                    has no back end here.
  *            KVC_E_BUSY              Another cache has the plan's borrowed tensors.
  * Misuse:    KVC_E_INVALID_ARGUMENT  A plan without pages; a bad executor or allocator.
+ *            KVC_E_UNSUPPORTED       OWNED storage of a type that the device does not attend to
+ *                                    (kvc_quant: 4 bits on the CPU).
  *            KVC_E_DEVICE_MISMATCH   Pool tensors lie on another GPU, or are no memory of it.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_cache_create(const kvc_plan *plan, kvc_cache **out,

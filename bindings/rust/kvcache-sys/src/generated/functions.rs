@@ -326,6 +326,8 @@ extern "C" {
     ///                                    has no back end here.
     ///            KVC_E_BUSY              Another cache has the plan's borrowed tensors.
     /// Misuse:    KVC_E_INVALID_ARGUMENT  A plan without pages; a bad executor or allocator.
+    ///            KVC_E_UNSUPPORTED       OWNED storage of a type that the device does not attend to
+    ///                                    (kvc_quant: 4 bits on the CPU).
     ///            KVC_E_DEVICE_MISMATCH   Pool tensors lie on another GPU, or are no memory of it.
     /// Threading: any. Device: host only.
     /// ```

@@ -229,9 +229,10 @@ kinds! {
     ///
     ///   everywhere      It is planned, paged, shared, swapped and exported.
     ///   CPU, 8 bits     It is appended to, attended to, gathered and shifted, as other storage is.
-    ///   CPU, 4 bits     It is for the host program's own kernels. kvc_attn, kvc_kv_append,
-    ///                   kvc_kv_gather, the debug functions, and kvc_seq_shift of K that is stored
-    ///                   rotated answer KVC_E_UNSUPPORTED on such a layer.
+    ///   CPU, 4 bits     It is for the host program's own kernels: BORROWED and NONE alone, and
+    ///                   kvc_cache_create refuses OWNED. kvc_attn, kvc_kv_append, kvc_kv_gather, the
+    ///                   debug functions, and kvc_seq_shift of K that is stored rotated answer
+    ///                   KVC_E_UNSUPPORTED on such a layer.
     ///   CUDA            It is appended to, attended to and gathered. kvc_attn_self, and kvc_seq_shift
     ///                   of K that is stored rotated, answer KVC_E_UNSUPPORTED on such a layer.
     ///
