@@ -2600,8 +2600,8 @@ KVC_API kvc_status kvc_state_conv(kvc_forward *fwd, int32_t layer, int32_t state
  *      the graph, which can then be instantiated once and be no child of another.
  *
  * Misuse that operators share; comments say "operator":
- *   tensors                 Also storage types other than float32, float16, bfloat16, and tensors
- *                           of several devices.
+ *   tensors                 Also types other than those that a function lists (pools: float32,
+ *                           float16, bfloat16), and tensors of several devices.
  *   KVC_E_OUT_OF_RANGE      A page id, a length, an indptr that does not ascend, no device of this
  *                           number.
  *   KVC_E_INVALID_ARGUMENT  An output overlaps; an option, field or tensor that the function does
@@ -2778,6 +2778,41 @@ KVC_API kvc_status kvc_op_copy_pages(const kvc_op_pool *pool, const kvc_op_opt *
  * Device:    the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_rotate(const kvc_op_opt *opt, const DLTensor *x, DLTensor *out,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Stores rows as a cache with this kvc_layer.quant stores them: the same scales and elements, bit
+ * for bit.
+ *
+ *   x        [T, heads, dim], an activation type. T = dimension 0 of x
+ *   out      [>= T, heads, dim], int8, float8_e4m3fn or float8_e5m2
+ *   scales   float32. PER_TOKEN_HEAD: [>= T, heads], written. PER_TENSOR: [1], read; finite, > 0
+ *
+ * *out_saturated (may be NULL) counts the elements that were clipped: with PER_TENSOR, x / scale
+ * beyond the largest or smallest finite element, infinities among them. NaN is no such element.
+ * PER_TOKEN_HEAD clips none.
+ *
+ * Misuse:    operator; and
+ *            KVC_E_INVALID_ARGUMENT  quant is NONE.
+ *            KVC_E_OUT_OF_RANGE      The scale of PER_TENSOR is not finite, or not > 0.
+ *            KVC_E_UNSUPPORTED       quant is BLOCK16; an out of 4 bits.
+ * Threading: any.
+ * Device:    the CPU only, complete on return. */
+KVC_API kvc_status kvc_op_quantize(const kvc_op_opt *KVC_NULLABLE opt, kvc_quant quant,
+                                   const DLTensor *x, DLTensor *out, DLTensor *scales,
+                                   uint64_t *KVC_NULLABLE out_saturated,
+                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Computes out = x * scale, as kvc_kv_gather reads quantised rows.
+ *
+ *   x        [T, heads, dim], int8, float8_e4m3fn or float8_e5m2. T = dimension 0 of x
+ *   scales   float32. PER_TOKEN_HEAD: [>= T, heads]. PER_TENSOR: [1]; finite, > 0
+ *   out      [>= T, heads, dim], an activation type
+ *
+ * Misuse:    operator; and as kvc_op_quantize.
+ * Threading: any.
+ * Device:    the CPU only, complete on return. */
+KVC_API kvc_status kvc_op_dequantize(const kvc_op_opt *KVC_NULLABLE opt, kvc_quant quant,
+                                     const DLTensor *x, const DLTensor *scales, DLTensor *out,
+                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Computes linear attention, as kvc_attn_linear does, over the host program's own states.
  *

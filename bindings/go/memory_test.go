@@ -1,6 +1,7 @@
 package kvcache_test
 
 import (
+	"reflect"
 	"sync"
 	"testing"
 	"unsafe"
@@ -207,4 +208,33 @@ func TestAnExecutorOfTheHostDoesTheWork(t *testing.T) {
 			Executor: &kvcache.Executor{}})
 		return err
 	}(), kvcache.ErrInvalidArgument)
+}
+
+func TestRowsOfEightBitsComeBack(t *testing.T) {
+	lib := load(t)
+	x := kvcache.Of([]float32{1, -4, 0.5, 8, 300, 0.25}, 3, 1, 2)
+	codes, one := make([]int8, 6), kvcache.Of([]float32{1}, 1)
+	clipped, err := lib.OpQuantize(kvcache.QuantPerTensor, x, kvcache.Of(codes, 3, 1, 2), one, nil)
+	ok(t, err)
+	if want := []int8{1, -4, 0, 8, 127, 0}; clipped != 1 || !reflect.DeepEqual(codes, want) {
+		t.Errorf("%v with %d clipped, expected %v with 1", codes, clipped, want)
+	}
+
+	bytes, scales, back := make([]byte, 6), make([]float32, 3), make([]float32, 6)
+	rows, own := kvcache.OfBytes(bytes, kvcache.F8E5M2, 3, 1, 2), kvcache.Of(scales, 3, 1)
+	clipped, err = lib.OpQuantize(kvcache.QuantPerTokenHead, x, rows, own, nil)
+	ok(t, err)
+	if want := []float32{4.0 / 57344, 8.0 / 57344, 300.0 / 57344}; clipped != 0 || !reflect.DeepEqual(scales, want) {
+		t.Errorf("scales %v with %d clipped, expected %v with none", scales, clipped, want)
+	}
+	ok(t, lib.OpDequantize(kvcache.QuantPerTokenHead, rows, own, kvcache.Of(back, 3, 1, 2), nil))
+	if want := []float32{1, -4, 0.5, 8}; !reflect.DeepEqual(back[:4], want) {
+		t.Errorf("%v, expected %v", back[:4], want)
+	}
+
+	_, err = lib.OpQuantize(kvcache.QuantNone, x, rows, own, nil)
+	is(t, err, kvcache.ErrInvalidArgument)
+	is(t, lib.OpDequantize(kvcache.QuantBlock16, rows, own, x, nil), kvcache.ErrUnsupported)
+	_, err = lib.OpQuantize(kvcache.QuantPerTensor, x, rows, kvcache.Of([]float32{-0.5}, 1), nil)
+	says(t, err, kvcache.ErrOutOfRange, "scales[0] = -0.5, expected a finite number above 0")
 }

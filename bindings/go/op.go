@@ -259,6 +259,35 @@ func (l *Library) OpRotate(x, out *Tensor, options *OpOptions) error {
 		x.d(), x.p(), out.d(), out.p()))
 }
 
+// OpQuantize stores x [T, heads, dim] as a cache with this Quant stores it: out [T, heads, dim] of I8, F8E4M3
+// or F8E5M2, and scales, float32. QuantPerTokenHead: [T, heads], written. QuantPerTensor: [1], read. It tells how
+// many elements were clipped to the ends of the type's range, infinities among them; with QuantPerTokenHead none
+// are. On the CPU.
+func (l *Library) OpQuantize(quant Quant, x, out, scales *Tensor, options *OpOptions) (saturated uint64, err error) {
+	var call opCall
+	defer call.builder.close()
+	if err := call.build(false, options, named{"x", x}, named{"out", out}, named{"scales", scales}); err != nil {
+		return 0, err
+	}
+	var count C.uint64_t
+	err = failure(C.shim_op_quantize(l.api,
+		&call.c, call.positions.d(), call.positions.p(),
+		C.int32_t(quant), x.d(), x.p(), out.d(), out.p(), scales.d(), scales.p(), &count))
+	return uint64(count), err
+}
+
+// OpDequantize computes out = x * scale, of what OpQuantize made; out is of F32, F16 or BF16.
+func (l *Library) OpDequantize(quant Quant, x, scales, out *Tensor, options *OpOptions) error {
+	var call opCall
+	defer call.builder.close()
+	if err := call.build(false, options, named{"x", x}, named{"scales", scales}, named{"out", out}); err != nil {
+		return err
+	}
+	return failure(C.shim_op_dequantize(l.api,
+		&call.c, call.positions.d(), call.positions.p(),
+		C.int32_t(quant), x.d(), x.p(), scales.d(), scales.p(), out.d(), out.p()))
+}
+
 // OpLinearStep is Forward.AttnLinear over the host's own states [B, H, Dk, Dv], updated in place; qoIndptr
 // int32 [B+1] cuts the tokens into sequences, nil: one each.
 func (l *Library) OpLinearStep(linear *LinearOptions, qoIndptr, states, q, k, v, decay, beta, out *Tensor,

@@ -147,6 +147,27 @@ static inline kvc_error *shim_op_rotate(uintptr_t api, SHIM_OP_OPT, SHIM_TENSOR(
   SHIM_DL(out);
   return shim_result(SHIM_API(api)->op_rotate(&call, x_dl, out_dl, &err), &err);
 }
+static inline kvc_error *shim_op_quantize(uintptr_t api, SHIM_OP_OPT, int32_t quant, SHIM_TENSOR(x),
+                                          SHIM_TENSOR(out), SHIM_TENSOR(scales),
+                                          uint64_t *saturated) {
+  SHIM_ERROR;
+  SHIM_OP_OPT_BUILD(NULL, NULL, NULL, NULL);
+  SHIM_DL(x);
+  SHIM_DL(out);
+  SHIM_DL(scales);
+  return shim_result(
+      SHIM_API(api)->op_quantize(&call, quant, x_dl, out_dl, scales_dl, saturated, &err), &err);
+}
+static inline kvc_error *shim_op_dequantize(uintptr_t api, SHIM_OP_OPT, int32_t quant,
+                                            SHIM_TENSOR(x), SHIM_TENSOR(scales), SHIM_TENSOR(out)) {
+  SHIM_ERROR;
+  SHIM_OP_OPT_BUILD(NULL, NULL, NULL, NULL);
+  SHIM_DL(x);
+  SHIM_DL(scales);
+  SHIM_DL(out);
+  return shim_result(SHIM_API(api)->op_dequantize(&call, quant, x_dl, scales_dl, out_dl, &err),
+                     &err);
+}
 static inline kvc_error *shim_op_linear_step(uintptr_t api, uint64_t flags, int32_t decay_kind,
                                              float scale, SHIM_TENSOR(skip), SHIM_OP_OPT,
                                              SHIM_TENSOR(qo_indptr), SHIM_TENSOR(states),

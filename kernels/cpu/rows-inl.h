@@ -135,8 +135,8 @@ struct AppendRun {
 // the next run's part is fetched as well. Same type and no rotation: the bits are copied, NaN
 // payloads included.
 template <DType kFrom, DType kTo>
-void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to,
-                const Rotation& rotation, int num_heads, int dim) {
+uint64_t append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to,
+                    const Rotation& rotation, int num_heads, int dim) {
   const int64_t row_bytes = dim * dtype_bytes(kTo);
   const int64_t ahead_bytes = run.more ? dim * dtype_bytes(kFrom) : 0;
   const int64_t ahead = run.count * from.token_stride;
@@ -158,11 +158,22 @@ void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to
       transform_row<kFrom, kTo>(target, source, dim, rotation, run.first_row + i, 1.0f);
     }
   }
+  return 0;
+}
+
+// How many of the lanes saturate as elements.
+template <DType kTo>
+KVC_VEC_INLINE uint64_t count_saturated(Vec elements) {
+  const uint32_t above = mask_bits(less(set1(largest_element(kTo)), elements));
+  const uint32_t below = mask_bits(less(elements, set1(smallest_element(kTo))));
+  return static_cast<uint64_t>(__builtin_popcount(above | below));
 }
 
 // Stores `dim` floats as a quantised row, see AppendParams. `scale_at` null: the scale is `shared`.
+// Returns how many saturated: elements of a row with a scale of its own never do.
 template <DType kTo>
-void quantise_row(std::byte* to, const float* values, int dim, std::byte* scale_at, float shared) {
+uint64_t quantise_row(std::byte* to, const float* values, int dim, std::byte* scale_at,
+                      float shared) {
   const auto values_at = [&](int d) {
     return dim - d < kLanes ? load_tail(values + d, dim - d) : load(values + d);
   };
@@ -181,21 +192,32 @@ void quantise_row(std::byte* to, const float* values, int dim, std::byte* scale_
     __builtin_memcpy(scale_at, &scale, sizeof scale);
     if (!finite) {
       __builtin_memset(to, 0, static_cast<size_t>(dim));
-      return;
+      return 0;
     }
   }
   const Vec divisor = set1(scale);
+  uint64_t saturated = 0;
   int d = 0;
-  for (; d + kLanes <= dim; d += kLanes) store_as<kTo>(to + d, div(load(values + d), divisor));
-  if (d < dim) store_as_tail<kTo>(to + d, div(values_at(d), divisor), dim - d);
+  for (; d + kLanes <= dim; d += kLanes) {
+    const Vec elements = div(load(values + d), divisor);
+    if (scale_at == nullptr) saturated += count_saturated<kTo>(elements);
+    store_as<kTo>(to + d, elements);
+  }
+  if (d < dim) {
+    const Vec elements = div(values_at(d), divisor);
+    if (scale_at == nullptr) saturated += count_saturated<kTo>(elements);
+    store_as_tail<kTo>(to + d, elements, dim - d);
+  }
+  return saturated;
 }
 
 // append_run for quantised rows. A head has few bytes in a page, so none are fetched ahead.
 template <DType kFrom, DType kTo>
-void quantise_run(const AppendRun& run, const TokenRows& from, const PagedRows& to,
-                  const Rotation& rotation, int num_heads, int dim) {
+uint64_t quantise_run(const AppendRun& run, const TokenRows& from, const PagedRows& to,
+                      const Rotation& rotation, int num_heads, int dim) {
   constexpr int kMaxDim = 1024;
   alignas(64) float values[kMaxDim];
+  uint64_t saturated = 0;
   for (int64_t head = 0; head < num_heads; ++head) {
     for (int64_t i = 0; i < run.count; ++i) {
       transform_row<kFrom, DType::kF32>(
@@ -204,14 +226,16 @@ void quantise_run(const AppendRun& run, const TokenRows& from, const PagedRows& 
           rotation, run.first_row + i, 1.0f);
       std::byte* scale_at =
           to.scales.base == nullptr ? nullptr : scale_address(to, run.page, head, run.offset + i);
-      quantise_row<kTo>(row_address(to, run.page, head, run.offset + i), values, dim, scale_at,
-                        to.scales.shared);
+      saturated += quantise_row<kTo>(row_address(to, run.page, head, run.offset + i), values, dim,
+                                     scale_at, to.scales.shared);
     }
   }
+  return saturated;
 }
 
-using AppendRunFunction = void (*)(const AppendRun&, const TokenRows&, const PagedRows&,
-                                   const Rotation&, int, int);
+// Returns how many elements saturated.
+using AppendRunFunction = uint64_t (*)(const AppendRun&, const TokenRows&, const PagedRows&,
+                                       const Rotation&, int, int);
 
 inline AppendRunFunction choose_append_run(DType from, DType to) {
   AppendRunFunction chosen = nullptr;
@@ -228,10 +252,11 @@ inline AppendRunFunction choose_append_run(DType from, DType to) {
   return chosen;
 }
 
-inline void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
+inline uint64_t append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
   const Rotation no_rotation{};
   const AppendRunFunction append_k = choose_append_run(params.k.dtype, params.k_pages.dtype);
   const AppendRunFunction append_v = choose_append_run(params.v.dtype, params.v_pages.dtype);
+  uint64_t saturated = 0;
   for (int64_t row = row_begin; row < row_end;) {
     const int64_t slot = params.slots[row];
     if (slot < 0) {
@@ -247,13 +272,16 @@ inline void append(const AppendParams& params, int64_t row_begin, int64_t row_en
     }
     run.more = row + 2 * run.count <= row_end;
     if (params.k.base != nullptr) {
-      append_k(run, params.k, params.k_pages, params.k_rotation, params.num_kv_heads, params.k_dim);
+      saturated += append_k(run, params.k, params.k_pages, params.k_rotation, params.num_kv_heads,
+                            params.k_dim);
     }
     if (params.v.base != nullptr) {
-      append_v(run, params.v, params.v_pages, no_rotation, params.num_kv_heads, params.v_dim);
+      saturated +=
+          append_v(run, params.v, params.v_pages, no_rotation, params.num_kv_heads, params.v_dim);
     }
     row += run.count;
   }
+  return saturated;
 }
 
 // Rows that lie together on both sides. A head's rows in a page are few enough that the processor

@@ -19,6 +19,11 @@ constexpr float largest_element(DType dtype) {
   return dtype == DType::kInt8 ? 127.0f : dtype == DType::kE4M3 ? 448.0f : 57344.0f;
 }
 
+// The smallest finite element.
+constexpr float smallest_element(DType dtype) {
+  return dtype == DType::kInt8 ? -128.0f : -largest_element(dtype);
+}
+
 // No scale is smaller, so that it can be a divisor.
 constexpr float kSmallestScale = small_float_power(-126);
 

@@ -46,7 +46,8 @@ struct KernelTable {
 
   void (*attn_merge_splits)(const AttnParams&, const AttnMergeGroup&);
 
-  void (*append)(const AppendParams&, int64_t row_begin, int64_t row_end);
+  // Returns how many elements RowScales::shared put outside of their type's range.
+  uint64_t (*append)(const AppendParams&, int64_t row_begin, int64_t row_end);
   void (*gather)(const GatherParams&, int64_t key_begin, int64_t key_end);
   void (*merge)(const MergeParams&, int64_t row_begin, int64_t row_end);
   void (*copy)(std::byte* to, const std::byte* from,

@@ -114,10 +114,17 @@ inline void write_element(std::byte* row, DType dtype, int64_t index, double val
   std::memcpy(row + index * 2, &bits, 2);
 }
 
+// The value lies outside of the type's range: to_code() gives the nearest end of it.
+inline bool saturates(double value, DType dtype) {
+  const double largest = largest_element(dtype);
+  return value > largest || value < (dtype == DType::kInt8 ? -128 : -largest);
+}
+
 // Stores a quantised row of `dim` values, see AppendParams. `scale_at` null: the scale is `shared`.
+// Returns how many saturated: elements of a row with a scale of its own never do.
 template <typename Value>
-void write_quantised(std::byte* row, std::byte* scale_at, float shared, DType dtype, int64_t dim,
-                     const Value& value) {
+uint64_t write_quantised(std::byte* row, std::byte* scale_at, float shared, DType dtype,
+                         int64_t dim, const Value& value) {
   float scale = shared;
   if (scale_at != nullptr) {
     float largest = 0;
@@ -133,11 +140,16 @@ void write_quantised(std::byte* row, std::byte* scale_at, float shared, DType dt
     std::memcpy(scale_at, &scale, sizeof scale);
     if (!finite) {
       std::memset(row, 0, static_cast<size_t>(dim));
-      return;
+      return 0;
     }
   }
-  for (int64_t d = 0; d < dim; ++d)
-    row[d] = static_cast<std::byte>(to_code(static_cast<float>(value(d)) / scale, dtype));
+  uint64_t saturated = 0;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double element = static_cast<float>(value(d)) / scale;
+    if (scale_at == nullptr && saturates(element, dtype)) ++saturated;
+    row[d] = static_cast<std::byte>(to_code(element, dtype));
+  }
+  return saturated;
 }
 
 }  // namespace kvc::kernels::reference

@@ -12,7 +12,7 @@ void attention(const AttnParams& params, const AttnItem& item, void* scratch);
 size_t attention_scratch_bytes(const AttnParams& params, int64_t max_rows);
 void merge_splits(const AttnParams& params, const AttnMergeGroup& group);
 
-void append(const AppendParams& params, int64_t row_begin, int64_t row_end);
+uint64_t append(const AppendParams& params, int64_t row_begin, int64_t row_end);
 void gather(const GatherParams& params, int64_t key_begin, int64_t key_end);
 void merge(const MergeParams& params, int64_t row_begin, int64_t row_end);
 void copy(std::byte* to, const std::byte* from, size_t bytes);

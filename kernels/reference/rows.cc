@@ -27,19 +27,20 @@ void write_rotated(std::byte* to, DType to_type, const std::byte* from, DType fr
   }
 }
 
-// The row of an append, quantised.
-void append_quantised(const PagedRows& to, int64_t page, int64_t head, int64_t offset,
-                      const std::byte* from, DType from_type, const Rotation& rotation,
-                      int64_t rotation_row, int64_t dim) {
+// The row of an append, quantised. Returns how many elements saturated.
+uint64_t append_quantised(const PagedRows& to, int64_t page, int64_t head, int64_t offset,
+                          const std::byte* from, DType from_type, const Rotation& rotation,
+                          int64_t rotation_row, int64_t dim) {
   std::byte* scale_at = to.scales.base == nullptr ? nullptr : scale_address(to, page, head, offset);
-  write_quantised(
+  return write_quantised(
       row_address(to, page, head, offset), scale_at, to.scales.shared, to.dtype, dim,
       [&](int64_t d) { return rotated_element(from, from_type, rotation, rotation_row, d); });
 }
 
 }  // namespace
 
-void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
+uint64_t append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
+  uint64_t saturated = 0;
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t slot = params.slots[row];
     if (slot < 0) continue;
@@ -49,8 +50,8 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
         const std::byte* from =
             params.k.base + row * params.k.token_stride + head * params.k.head_stride;
         if (is_quantised(params.k_pages.dtype)) {
-          append_quantised(params.k_pages, page, head, offset, from, params.k.dtype,
-                           params.k_rotation, row, params.k_dim);
+          saturated += append_quantised(params.k_pages, page, head, offset, from, params.k.dtype,
+                                        params.k_rotation, row, params.k_dim);
         } else {
           write_rotated(row_address(params.k_pages, page, head, offset), params.k_pages.dtype, from,
                         params.k.dtype, params.k_rotation, row, params.k_dim);
@@ -60,8 +61,8 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
         const std::byte* from =
             params.v.base + row * params.v.token_stride + head * params.v.head_stride;
         if (is_quantised(params.v_pages.dtype)) {
-          append_quantised(params.v_pages, page, head, offset, from, params.v.dtype, {}, row,
-                           params.v_dim);
+          saturated += append_quantised(params.v_pages, page, head, offset, from, params.v.dtype,
+                                        {}, row, params.v_dim);
           continue;
         }
         std::byte* to = row_address(params.v_pages, page, head, offset);
@@ -71,6 +72,7 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
       }
     }
   }
+  return saturated;
 }
 
 void gather(const GatherParams& params, int64_t key_begin, int64_t key_end) {

@@ -28,6 +28,22 @@ DType check_activation_type(const DLTensor& tensor, const char* name) {
   return dtype;
 }
 
+DType check_quantised_type(const DLTensor& tensor, const char* name) {
+  const DLDataType type = tensor.dtype;
+  const bool is_float4 = type.code == kDLFloat4_e2m1fn;
+  if (is_float4 || ((type.code == kDLInt || type.code == kDLUInt) && type.bits == 4)) {
+    fail_with(KVC_E_UNSUPPORTED, type.bits,
+              "%s is %s: operators take quantised rows of 8 bits (int8, float8_e4m3fn, "
+              "float8_e5m2), not of %d",
+              name, describe(type).text, type.bits);
+  }
+  for (const DType dtype : {DType::kInt8, DType::kE4M3, DType::kE5M2}) {
+    if (same_type(type, dtype_to_dlpack(dtype))) return dtype;
+  }
+  fail(KVC_E_DTYPE, "%s is %s, expected int8, float8_e4m3fn or float8_e5m2", name,
+       describe(type).text);
+}
+
 void check_type(const DLTensor& tensor, const char* name, DLDataType expected) {
   if (tensor.dtype.code != expected.code || tensor.dtype.bits != expected.bits ||
       tensor.dtype.lanes != expected.lanes) {
@@ -170,6 +186,14 @@ kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expe
   const Extent shape[] = {at_least("T", expected.min_tokens), exactly("heads", expected.heads),
                           exactly("dim", expected.dim)};
   const DType dtype = check_activation(tensor, expected.name, shape, expected.device);
+  return rows_at(*tensor, dtype, 0, 0);
+}
+
+kernels::TokenRows view_quantised_rows(const DLTensor* tensor, const RowsExpectation& expected) {
+  const Extent shape[] = {at_least("T", expected.min_tokens), exactly("heads", expected.heads),
+                          exactly("dim", expected.dim)};
+  const DType dtype =
+      check_tensor(tensor, expected.name, shape, expected.device, check_quantised_type);
   return rows_at(*tensor, dtype, 0, 0);
 }
 
@@ -321,6 +345,12 @@ DType check_activations(const DLTensor* tensor, const char* name,
   const std::vector<Extent> extents = extents_of(shape);
   const DType dtype = check_activation(tensor, name, extents, device);
   return dtype;
+}
+
+DType check_quantised(const DLTensor* tensor, const char* name,
+                      std::initializer_list<int64_t> shape, DLDevice device) {
+  const std::vector<Extent> extents = extents_of(shape);
+  return check_tensor(tensor, name, extents, device, check_quantised_type);
 }
 
 void check_integers(const DLTensor* tensor, const char* name, int bits,

@@ -104,6 +104,9 @@ struct F32Rows {
 };
 F32Rows view_f32_rows(const DLTensor* tensor, const RowsExpectation& expected);
 
+// view_rows for rows of 8 bits, quantised. Throws UNSUPPORTED for types of 4 bits.
+kernels::TokenRows view_quantised_rows(const DLTensor* tensor, const RowsExpectation& expected);
+
 // Recurrent states [sequences, heads, k_dim, v_dim] of an activation type with a contiguous last
 // dimension; strides in bytes.
 struct StateView {
@@ -130,6 +133,9 @@ ByteRows view_byte_rows(const DLTensor* tensor, const char* name, int64_t rows, 
 // data_of() and stride_of().
 kernels::DType check_activations(const DLTensor* tensor, const char* name,
                                  std::initializer_list<int64_t> shape, DLDevice device = kHost);
+// int8, float8_e4m3fn or float8_e5m2. Throws UNSUPPORTED for types of 4 bits.
+kernels::DType check_quantised(const DLTensor* tensor, const char* name,
+                               std::initializer_list<int64_t> shape, DLDevice device = kHost);
 void check_integers(const DLTensor* tensor, const char* name, int bits,
                     std::initializer_list<int64_t> shape, DLDevice device = kHost);
 

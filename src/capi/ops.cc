@@ -9,6 +9,7 @@
 #include "src/capi/guard.h"
 #include "src/exec/linear.h"
 #include "src/ops/operators.h"
+#include "src/ops/quantised_rows.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
@@ -425,6 +426,80 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
       fail(KVC_E_INVALID_ARGUMENT, "opt.rope %s: nothing to rotate by",
            read.rotation() == nullptr ? "is NULL" : "has mode NONE");
     operators_on(device, read)->rotate(from, to, heads, dim, num_rows, rotation);
+  });
+}
+
+namespace {
+
+// The CPU alone serves these functions.
+void refuse_device(DLDevice device, const char* function) {
+  if (kvc::is_host(device)) return;
+  fail_with(KVC_E_UNSUPPORTED, device.device_id,
+            "%s: the tensors live on CUDA device %d, but it takes tensors of the CPU only",
+            function, device.device_id);
+}
+
+// Of x, which has been checked.
+kvc::RowsShape rows_shape(const DLTensor* x) {
+  check_row_count("x", x->shape[0]);
+  return {x->shape[0], head_extent(x, "x", 1, kvc::kMaxHeads),
+          head_extent(x, "x", 2, kvc::kMaxLatentDim)};
+}
+
+kvc::kernels::PagedRows one_page(const kvc::kernels::TokenRows& rows,
+                                 const kvc::kernels::RowScales& scales) {
+  return {rows.base, 0, rows.head_stride, rows.token_stride, rows.dtype, scales};
+}
+
+}  // namespace
+
+kvc_status kvc_op_quantize(const kvc_op_opt* opt, kvc_quant quant, const DLTensor* x, DLTensor* out,
+                           DLTensor* scales, uint64_t* out_saturated, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const OpOptions read = kvc::read_op_options(opt, 0, "kvc_op_quantize");
+    kvc::check_op_quant(quant, "quant");
+    refuse_device(kvc::device_of_op(x), "kvc_op_quantize");
+    (void)kvc::check_activations(x, "x", {-1, -1, -1});
+    const kvc::RowsShape shape = rows_shape(x);
+    const kvc::kernels::TokenRows from =
+        kvc::view_rows(x, {"x", shape.num_rows, shape.heads, shape.dim});
+    const kvc::kernels::TokenRows to =
+        kvc::view_quantised_rows(out, {"out", shape.num_rows, shape.heads, shape.dim});
+    const kvc::kernels::RowScales row_scales = kvc::view_row_scales(quant, scales, shape);
+    const kvc::TensorUse written[] = {{out, "out", shape.num_rows},
+                                      {scales, "scales", shape.num_rows}};
+    const kvc::TensorUse inputs[] = {{x, "x"}};
+    if (quant == KVC_QUANT_PER_TOKEN_HEAD) {
+      kvc::refuse_overlaps(written, inputs);
+    } else {
+      kvc::refuse_overlap(written[0], inputs[0]);
+      kvc::refuse_overlap(written[0], {scales, "scales"});
+    }
+    const uint64_t saturated = kvc::quantise_rows({read.opt.cpu_isa, read.host(), read.opt.stream},
+                                                  from, one_page(to, row_scales), shape);
+    if (out_saturated != nullptr) *out_saturated = saturated;
+  });
+}
+
+kvc_status kvc_op_dequantize(const kvc_op_opt* opt, kvc_quant quant, const DLTensor* x,
+                             const DLTensor* scales, DLTensor* out, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const OpOptions read = kvc::read_op_options(opt, 0, "kvc_op_dequantize");
+    kvc::check_op_quant(quant, "quant");
+    refuse_device(kvc::device_of_op(x), "kvc_op_dequantize");
+    (void)kvc::check_quantised(x, "x", {-1, -1, -1});
+    const kvc::RowsShape shape = rows_shape(x);
+    const kvc::kernels::TokenRows from =
+        kvc::view_quantised_rows(x, {"x", shape.num_rows, shape.heads, shape.dim});
+    const kvc::kernels::RowScales row_scales = kvc::view_row_scales(quant, scales, shape);
+    const kvc::kernels::TokenRows to =
+        kvc::view_rows(out, {"out", shape.num_rows, shape.heads, shape.dim});
+    const kvc::TensorUse written[] = {{out, "out", shape.num_rows}};
+    const kvc::TensorUse inputs[] = {
+        {x, "x"}, {scales, "scales", quant == KVC_QUANT_PER_TOKEN_HEAD ? shape.num_rows : -1}};
+    kvc::refuse_overlaps(written, inputs);
+    kvc::dequantise_rows({read.opt.cpu_isa, read.host(), read.opt.stream},
+                         one_page(from, row_scales), to, shape);
   });
 }
 

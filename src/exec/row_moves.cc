@@ -1,6 +1,7 @@
 #include "src/exec/row_moves.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "src/base/error.h"
@@ -44,12 +45,26 @@ const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa, const char* nam
   return table;
 }
 
-void run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,
-                const kernels::AppendParams& params, int64_t num_rows) {
+uint64_t run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,
+                    const kernels::AppendParams& params, int64_t num_rows) {
   const double bytes =
       4.0 * static_cast<double>(num_rows) * params.num_kv_heads * (params.k_dim + params.v_dim);
-  move_rows(executor, num_rows, bytes,
-            [&](int64_t begin, int64_t end) { kernels.append(params, begin, end); });
+  std::atomic<uint64_t> saturated{0};
+  move_rows(executor, num_rows, bytes, [&](int64_t begin, int64_t end) {
+    const uint64_t count = kernels.append(params, begin, end);
+    if (count != 0) saturated.fetch_add(count, std::memory_order_relaxed);
+  });
+  return saturated.load(std::memory_order_relaxed);
+}
+
+void run_gather(const kernels::cpu::KernelTable& kernels, Executor& executor,
+                const kernels::GatherParams& params, int64_t num_rows) {
+  const double bytes = 4.0 * static_cast<double>(num_rows) * params.num_heads * params.dim;
+  move_rows(executor, num_rows, bytes, [&](int64_t begin, int64_t end) {
+    kernels::GatherParams part = params;
+    part.out.base += begin * params.out.token_stride;
+    kernels.gather(part, begin, end);
+  });
 }
 
 void run_merge(const kernels::cpu::KernelTable& kernels, Executor& executor,

@@ -20,8 +20,12 @@ constexpr double kCopyBytesPerSecond = 10e9;
 // set.
 const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa, const char* name);
 
-void run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,
-                const kernels::AppendParams& params, int64_t num_rows);
+// Returns how many elements saturated, as KernelTable::append.
+uint64_t run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,
+                    const kernels::AppendParams& params, int64_t num_rows);
+// Rows from 0 on of the first page that `pages` names.
+void run_gather(const kernels::cpu::KernelTable& kernels, Executor& executor,
+                const kernels::GatherParams& params, int64_t num_rows);
 void run_merge(const kernels::cpu::KernelTable& kernels, Executor& executor,
                const kernels::MergeParams& params, int64_t num_rows);
 

@@ -314,6 +314,8 @@ TEST(FunctionTable, EverySlotIsTheFunctionOfItsName) {
   EXPECT_SLOT(op_copy_pages);
   EXPECT_SLOT(op_rotate);
   EXPECT_SLOT(op_linear_step);
+  EXPECT_SLOT(op_quantize);
+  EXPECT_SLOT(op_dequantize);
   EXPECT_SLOT(module_path_set);
 #undef EXPECT_SLOT
   // Pointers only behind the head, and none of them NULL: no slot was forgotten above.

@@ -185,6 +185,18 @@ class Tables {
   std::vector<std::vector<int32_t>> pages_;
 };
 
+// What this machine and build have.
+inline std::vector<kvc_cpu_isa> isas() {
+  kvc_device_caps caps{};
+  caps.struct_size = sizeof caps;
+  EXPECT_EQ(kvc_device_query({kDLCPU, 0}, &caps, nullptr), KVC_OK);
+  std::vector<kvc_cpu_isa> result;
+  for (kvc_cpu_isa isa = KVC_CPU_ISA_REFERENCE; isa <= KVC_CPU_ISA_AVX512_BF16; ++isa) {
+    if ((caps.isas >> isa & 1) != 0) result.push_back(isa);
+  }
+  return result;
+}
+
 inline kvc_op_opt op_options() {
   kvc_op_opt opt{};
   opt.struct_size = sizeof opt;

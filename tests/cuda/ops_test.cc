@@ -607,6 +607,13 @@ TEST_F(CudaOps, TensorsOfSeveralDevicesAreRefused) {
   expect_error(KVC_E_UNSUPPORTED, {"kvc_op_gather", "CUDA device 0"}, [&](kvc_error* error) {
     return kvc_op_gather(call.pool.c(), &table, nullptr, call.out->dl(), nullptr, error);
   });
+  DLTensor* const rows = call.out->dl();
+  expect_error(KVC_E_UNSUPPORTED, {"kvc_op_quantize", "CUDA device 0"}, [&](kvc_error* error) {
+    return kvc_op_quantize(nullptr, KVC_QUANT_PER_TENSOR, rows, rows, rows, nullptr, error);
+  });
+  expect_error(KVC_E_UNSUPPORTED, {"kvc_op_dequantize", "CUDA device 0"}, [&](kvc_error* error) {
+    return kvc_op_dequantize(nullptr, KVC_QUANT_PER_TENSOR, rows, rows, rows, error);
+  });
 }
 
 TEST_F(CudaOps, NothingToDoIsNoWork) {

@@ -2,6 +2,7 @@
 // tensors that name pages, slots and rows which are not there. Claims: no byte is touched outside
 // the memory that a description covers; a refused call writes nothing; what is as wanted is served.
 #include <array>
+#include <cmath>
 
 #include "kvcache.h"
 #include "tests/fuzz/tensor_box.h"
@@ -34,6 +35,12 @@ class Operators {
       case 5: return gather();
       case 6: return copy();
       case 7: return rotate();
+      default: break;
+    }
+    // What was added later shares the last choice, so that inputs of earlier findings stay theirs.
+    switch (input_.choose(3)) {
+      case 0: return quantise();
+      case 1: return dequantise();
       default: return linear();
     }
   }
@@ -41,6 +48,8 @@ class Operators {
  private:
   static constexpr std::array<DLDataType, 3> kTypes = {
       {{kDLFloat, 32, 1}, {kDLBfloat, 16, 1}, {kDLFloat, 16, 1}}};
+  static constexpr std::array<DLDataType, 3> kCodes = {
+      {{kDLInt, 8, 1}, {kDLFloat8_e4m3fn, 8, 1}, {kDLFloat8_e5m2, 8, 1}}};
 
   template <typename Call>
   void call(bool served, Call make) {
@@ -207,6 +216,38 @@ class Operators {
     const DLTensor* x = t_.add({kFloat32, {3, kHeads, kDim}});
     DLTensor* out = t_.add({kFloat32, {3, kHeads, kDim}});
     call(true, [&](kvc_error* err) { return kvc_op_rotate(opt, x, out, err); });
+  }
+  // Scales of rows [3, kHeads]; or a scale of all that is one, or not even a number.
+  kvc_quant quant() {
+    return static_cast<kvc_quant>(input_.one_in(16) ? input_.choose(6) : 1 + input_.choose(2));
+  }
+  DLTensor* scales(kvc_quant quant) {
+    if (quant == KVC_QUANT_PER_TOKEN_HEAD) return t_.add({kFloat32, {3, kHeads}});
+    static constexpr std::array<float, 4> kOdd = {0, -1, NAN, INFINITY};
+    const bool is_odd = input_.one_in(8);
+    const float scale = is_odd ? kOdd[input_.choose(kOdd.size())] : 0.25f;
+    if (is_odd) is_usual_ = false;
+    DLTensor* tensor = t_.add({kFloat32, {1}});
+    if (tensor != nullptr) t_.last().fill(&scale, sizeof scale);
+    return tensor;
+  }
+  void quantise() {
+    const kvc_quant kind = quant();
+    const DLTensor* x = t_.add({type_, {3, kHeads, kDim}});
+    DLTensor *out = t_.add({kCodes[input_.choose(kCodes.size())], {3, kHeads, kDim}}),
+             *scale = scales(kind);
+    uint64_t saturated = 0;
+    call(kind == 1 || kind == 2, [&](kvc_error* err) {
+      return kvc_op_quantize(&options_, kind, x, out, scale, &saturated, err);
+    });
+  }
+  void dequantise() {
+    const kvc_quant kind = quant();
+    const DLTensor *x = t_.add({kCodes[input_.choose(kCodes.size())], {3, kHeads, kDim}}),
+                   *scale = scales(kind);
+    DLTensor* out = t_.add({type_, {3, kHeads, kDim}});
+    call(kind == 1 || kind == 2,
+         [&](kvc_error* err) { return kvc_op_dequantize(&options_, kind, x, scale, out, err); });
   }
   void linear() {
     const DLTensor* rows = input_.one_in(2) ? indices<int32_t>(kInt32, {0, 1, 3}) : nullptr;

@@ -12,7 +12,7 @@ from .config import Rope
 from .devices import stream_address
 from .errors import wrong_type
 from .forward import AttnOptions
-from .names import DECAYS, ISAS, OP_LAYOUTS, Decay, Isa, OpLayout, number_of
+from .names import DECAYS, ISAS, OP_LAYOUTS, QUANTS, Decay, Isa, OpLayout, Quant, number_of
 
 __all__ = [
     "Pool",
@@ -25,6 +25,8 @@ __all__ = [
     "gather",
     "copy_pages",
     "rotate",
+    "quantize",
+    "dequantize",
     "linear_step",
 ]
 
@@ -199,6 +201,31 @@ def copy_pages(pool: Pool, pairs: Any, *, isa: Isa = "auto", stream: Any = None)
 def rotate(x: Any, out: Any, positions: Any, rope: Rope, *, isa: Isa = "auto", stream: Any = None) -> Any:
     """Rotate x [T, heads, dim] into out, which may be x."""
     _capi.kvc_op_rotate(_opt(x, stream, isa, positions=positions, rope=rope), x, out)
+    return out
+
+
+def quantize(x: Any, out: Any, scales: Any, quant: Quant, *, isa: Isa = "auto") -> int:
+    """Store x [T, heads, dim] as a cache with this `Layer.quant` stores it; on the CPU.
+
+    out: [T, heads, dim] of int8, float8_e4m3fn or float8_e5m2 (ml_dtypes, PyTorch, or bytes under a name
+        by `as_dtype`).
+    scales: float32. "per_token_head": [T, heads], written. "per_tensor": [1], read.
+
+    Returns how many elements were clipped to the ends of the type's range, infinities among them. With
+    "per_token_head" none are.
+    """
+    chosen = _opt(x, None, isa)
+    clipped: int = _capi.kvc_op_quantize(chosen, number_of(QUANTS, quant, "quant"), x, out, scales)
+    return clipped
+
+
+def dequantize(x: Any, scales: Any, out: Any, quant: Quant, *, isa: Isa = "auto") -> Any:
+    """Compute out = x * scale, what `quantize` made of rows [T, heads, dim]; on the CPU.
+
+    scales: float32, [T, heads] with "per_token_head", [1] with "per_tensor".
+    out: [T, heads, dim] of float32, float16 or bfloat16.
+    """
+    _capi.kvc_op_dequantize(_opt(x, None, isa), number_of(QUANTS, quant, "quant"), x, scales, out)
     return out
 
 

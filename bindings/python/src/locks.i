@@ -48,6 +48,8 @@
 %without_gil(kvc_op_gather)
 %without_gil(kvc_op_copy_pages)
 %without_gil(kvc_op_rotate)
+%without_gil(kvc_op_quantize)
+%without_gil(kvc_op_dequantize)
 %without_gil(kvc_op_linear_step)
 %two_calls_alone(kvc_plan_describe, arg2, arg3, 1)
 %two_calls_alone(kvc_plan_to_json, arg2, arg3, 1)

@@ -113,6 +113,16 @@ pub struct F16(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bf16(pub u16);
 
+/// Bits of a float8_e4m3fn.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct F8E4M3(pub u8);
+
+/// Bits of a float8_e5m2.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct F8E5M2(pub u8);
+
 macro_rules! elements {
     ($($type:ty = $dtype:ident,)*) => {
         // SAFETY: plain numbers of the size of their names.
@@ -121,7 +131,7 @@ macro_rules! elements {
         })*
     };
 }
-elements! { f64 = F64, f32 = F32, i64 = I64, i32 = I32, i8 = I8, u8 = U8, F16 = F16, Bf16 = BF16, }
+elements! { f64 = F64, f32 = F32, i64 = I64, i32 = I32, i8 = I8, u8 = U8, F16 = F16, Bf16 = BF16, F8E4M3 = F8_E4M3FN, F8E5M2 = F8_E5M2, }
 #[cfg(feature = "half")]
 elements! { half::f16 = F16, half::bf16 = BF16, }
 

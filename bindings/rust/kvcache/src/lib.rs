@@ -88,7 +88,7 @@ pub use attention::{AttnOptions, Kv, Out};
 pub use cache::{Cache, CacheRef, SeqId, SeqInfo, Stats};
 pub use config::Config;
 pub use copies::Fence;
-pub use element::{Bf16, DType, Device, Element, Stream, F16};
+pub use element::{Bf16, DType, Device, Element, Stream, F16, F8E4M3, F8E5M2};
 pub use error::{Error, Result, Status};
 pub use events::Event;
 pub use export::ManagedTensor;

@@ -5,7 +5,7 @@ use crate::attention::{AttnOptions, Out, RawAttnOptions};
 use crate::element::Stream;
 use crate::error::{check, Result};
 use crate::host::SharedExecutor;
-use crate::kinds::{CpuIsa, OpLayout};
+use crate::kinds::{CpuIsa, OpLayout, Quant};
 use crate::library::api;
 use crate::raw_config::raw_rope;
 use crate::state::{LinearInputs, LinearOptions};
@@ -354,6 +354,64 @@ fn rotate_raw(opt: &OpOptions<'_>, x: &RawTensor, out: &RawTensor) -> Result<()>
     let (x, mut out) = (x.dl(), out.dl());
     // SAFETY: live tensors; the output is exclusive, or x itself, which the function allows.
     opt.with_raw(|opt| check(|error| unsafe { (api.op_rotate)(opt, &x, &mut out, error) }))
+}
+
+/// Stores x `[T, heads, dim]` as a cache with this [`Quant`] stores it: `out` `[T, heads, dim]` of int8,
+/// float8_e4m3fn or float8_e5m2, and `scales`, float32. [`Quant::PerTokenHead`]: `[T, heads]`, written.
+/// [`Quant::PerTensor`]: `[1]`, read. On the CPU.
+///
+/// Returns how many elements were clipped to the ends of the type's range, infinities among them. With
+/// [`Quant::PerTokenHead`] none are.
+///
+/// ```
+/// use kvcache::{ops, F8E4M3, Quant, TensorMut, TensorRef};
+/// let (x, mut codes, mut scales) = ([1.0f32, -0.5, 0.25, 2.0], [F8E4M3(0); 4], [0.0f32]);
+/// ops::quantize(
+///     &Default::default(),
+///     Quant::PerTokenHead,
+///     &TensorRef::new(&x, &[1, 1, 4])?,
+///     &mut TensorMut::new(&mut codes, &[1, 1, 4])?,
+///     &mut TensorMut::new(&mut scales, &[1, 1])?,
+/// )?;
+/// assert_eq!(scales, [2.0 / 448.0]);
+/// assert_eq!(codes[3], F8E4M3(0x7e)); // 448
+/// # Ok::<(), kvcache::Error>(())
+/// ```
+pub fn quantize(
+    opt: &OpOptions<'_>,
+    quant: Quant,
+    x: &TensorRef<'_>,
+    out: &mut TensorMut<'_>,
+    scales: &mut TensorMut<'_>,
+) -> Result<u64> {
+    let api = api()?;
+    let (x, mut out, mut scales) = (x.raw.dl(), out.raw.dl(), scales.raw.dl());
+    let mut saturated = 0;
+    opt.with_raw(|opt| {
+        check(|error| {
+            // SAFETY: live tensors; outputs are exclusive.
+            unsafe {
+                (api.op_quantize)(opt, quant.to_raw(), &x, &mut out, &mut scales, &mut saturated, error)
+            }
+        })
+    })?;
+    Ok(saturated)
+}
+
+/// Computes `out` = x * scale, of what [`quantize`] made; `out` is of float32, float16 or bfloat16.
+pub fn dequantize(
+    opt: &OpOptions<'_>,
+    quant: Quant,
+    x: &TensorRef<'_>,
+    scales: &TensorRef<'_>,
+    out: &mut TensorMut<'_>,
+) -> Result<()> {
+    let api = api()?;
+    let (x, scales, mut out) = (x.raw.dl(), scales.raw.dl(), out.raw.dl());
+    opt.with_raw(|opt| {
+        // SAFETY: live tensors; the output is exclusive.
+        check(|error| unsafe { (api.op_dequantize)(opt, quant.to_raw(), &x, &scales, &mut out, error) })
+    })
 }
 
 /// [`Forward::attn_linear`](crate::Forward::attn_linear) over the host's own states `[B, H, Dk, Dv]`, updated

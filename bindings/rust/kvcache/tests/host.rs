@@ -5,8 +5,8 @@ mod common;
 use common::{config, step};
 use kvcache::ops::{self, OpOptions, PoolMut};
 use kvcache::{
-    Allocator, Cache, Config, DType, Executor, Layer, OpLayout, PoolKind, SharedExecutor, TensorMut,
-    TensorRef,
+    Allocator, Cache, Config, DType, Executor, Layer, OpLayout, PoolKind, Quant, SharedExecutor, TensorMut,
+    TensorRef, F8E5M2,
 };
 use std::alloc::{alloc, dealloc, Layout};
 use std::ffi::c_void;
@@ -148,6 +148,50 @@ fn operators_write_a_hosts_pool() {
     assert_eq!(append(&[8]).unwrap_err().status(), kvcache::Status::OutOfRange);
     assert_eq!(v_pool[20..24], [2.0; 4]);
     assert_eq!(v_pool.iter().sum::<f32>(), 8.0);
+}
+
+#[test]
+fn rows_of_eight_bits_come_back() {
+    let opt = OpOptions::default();
+    let x = [1.0f32, -4.0, 0.5, 8.0, f32::INFINITY, 0.25];
+    let x_tensor = TensorRef::new(&x, &[3, 1, 2]).unwrap();
+    let (mut codes, mut scales) = ([0i8; 6], [127.0f32 / 127.0]);
+    let clipped = ops::quantize(
+        &opt,
+        Quant::PerTensor,
+        &x_tensor,
+        &mut TensorMut::new(&mut codes, &[3, 1, 2]).unwrap(),
+        &mut TensorMut::new(&mut scales, &[1]).unwrap(),
+    );
+    assert_eq!(clipped.unwrap(), 1);
+    assert_eq!(codes, [1, -4, 0, 8, 127, 0], "ties go to the even one");
+
+    let (mut codes, mut scales) = ([F8E5M2(9); 6], [0.0f32; 3]);
+    let mut quantize = |quant, x: &TensorRef<'_>| {
+        ops::quantize(
+            &opt,
+            quant,
+            x,
+            &mut TensorMut::new(&mut codes, &[3, 1, 2]).unwrap(),
+            &mut TensorMut::new(&mut scales, &[3, 1]).unwrap(),
+        )
+    };
+    assert_eq!(quantize(Quant::None, &x_tensor).unwrap_err().status(), kvcache::Status::InvalidArgument);
+    assert_eq!(quantize(Quant::Block16, &x_tensor).unwrap_err().status(), kvcache::Status::Unsupported);
+    assert_eq!(quantize(Quant::PerTokenHead, &x_tensor).unwrap(), 0);
+    assert_eq!(scales[..2], [4.0 / 57344.0, 8.0 / 57344.0]);
+    assert!(scales[2].is_nan(), "a row with an infinity");
+    let mut back = [0.0f32; 6];
+    ops::dequantize(
+        &opt,
+        Quant::PerTokenHead,
+        &TensorRef::new(&codes, &[3, 1, 2]).unwrap(),
+        &TensorRef::new(&scales, &[3, 1]).unwrap(),
+        &mut TensorMut::new(&mut back, &[3, 1, 2]).unwrap(),
+    )
+    .unwrap();
+    assert_eq!(back[..4], x[..4], "elements of e5m2, all of them");
+    assert!(back[4].is_nan() && back[5].is_nan());
 }
 
 #[cfg(feature = "half")]

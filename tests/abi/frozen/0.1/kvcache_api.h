@@ -277,6 +277,12 @@ typedef struct kvc_api {
   kvc_status (*tier_flush)(const kvc_cache *cache, int64_t timeout_ms, kvc_error *KVC_NULLABLE err);
   kvc_status (*tier_stats_get)(const kvc_cache *cache, kvc_tier tier, kvc_tier_stats *out,
                                kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_quantize)(const kvc_op_opt *KVC_NULLABLE opt, kvc_quant quant, const DLTensor *x,
+                            DLTensor *out, DLTensor *scales, uint64_t *KVC_NULLABLE out_saturated,
+                            kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_dequantize)(const kvc_op_opt *KVC_NULLABLE opt, kvc_quant quant,
+                              const DLTensor *x, const DLTensor *scales, DLTensor *out,
+                              kvc_error *KVC_NULLABLE err);
   /* End of version 0.1. */
 } kvc_api;
 

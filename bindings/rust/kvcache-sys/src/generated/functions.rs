@@ -1866,6 +1866,53 @@ extern "C" {
         out: *mut DLTensor,
         err: *mut kvc_error,
     ) -> kvc_status;
+    /// Stores rows as a cache with this kvc_layer.quant stores them: the same scales and elements,
+    /// bit for bit.
+    ///
+    /// ```text
+    /// x        [T, heads, dim], an activation type. T = dimension 0 of x
+    ///   out      [>= T, heads, dim], int8, float8_e4m3fn or float8_e5m2
+    ///   scales   float32. PER_TOKEN_HEAD: [>= T, heads], written. PER_TENSOR: [1], read; finite, > 0
+    ///
+    /// *out_saturated (may be NULL) counts the elements that were clipped: with PER_TENSOR, x / scale
+    /// beyond the largest or smallest finite element, infinities among them. NaN is no such element.
+    /// PER_TOKEN_HEAD clips none.
+    ///
+    /// Misuse:    operator; and
+    ///            KVC_E_INVALID_ARGUMENT  quant is NONE.
+    ///            KVC_E_OUT_OF_RANGE      The scale of PER_TENSOR is not finite, or not > 0.
+    ///            KVC_E_UNSUPPORTED       quant is BLOCK16; an out of 4 bits.
+    /// Threading: any.
+    /// Device:    the CPU only, complete on return.
+    /// ```
+    pub fn kvc_op_quantize(
+        opt: *const kvc_op_opt,
+        quant: kvc_quant,
+        x: *const DLTensor,
+        out: *mut DLTensor,
+        scales: *mut DLTensor,
+        out_saturated: *mut u64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Computes out = x \* scale, as kvc_kv_gather reads quantised rows.
+    ///
+    /// ```text
+    /// x        [T, heads, dim], int8, float8_e4m3fn or float8_e5m2. T = dimension 0 of x
+    ///   scales   float32. PER_TOKEN_HEAD: [>= T, heads]. PER_TENSOR: [1]; finite, > 0
+    ///   out      [>= T, heads, dim], an activation type
+    ///
+    /// Misuse:    operator; and as kvc_op_quantize.
+    /// Threading: any.
+    /// Device:    the CPU only, complete on return.
+    /// ```
+    pub fn kvc_op_dequantize(
+        opt: *const kvc_op_opt,
+        quant: kvc_quant,
+        x: *const DLTensor,
+        scales: *const DLTensor,
+        out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
     /// Computes linear attention, as kvc_attn_linear does, over the host program's own states.
     ///
     /// ```text

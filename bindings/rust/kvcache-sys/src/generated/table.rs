@@ -838,4 +838,23 @@ pub struct kvc_api {
         out: *mut kvc_tier_stats,
         err: *mut kvc_error,
     ) -> kvc_status,
+    /// [`kvc_op_quantize`]
+    pub op_quantize: unsafe extern "C" fn(
+        opt: *const kvc_op_opt,
+        quant: kvc_quant,
+        x: *const DLTensor,
+        out: *mut DLTensor,
+        scales: *mut DLTensor,
+        out_saturated: *mut u64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_op_dequantize`]
+    pub op_dequantize: unsafe extern "C" fn(
+        opt: *const kvc_op_opt,
+        quant: kvc_quant,
+        x: *const DLTensor,
+        scales: *const DLTensor,
+        out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status,
 }
