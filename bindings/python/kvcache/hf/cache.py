@@ -15,6 +15,7 @@ from .layers import HybridLayer, KVLayer, StateLayer, make_layers
 from .packed import PackedSteps
 from .rows import Step, check_states
 from .specs import NO_STORAGE, LayerSpec, Storage, decoder_config, layer_specs
+from .storage import storage_type
 from .store import Store
 from .undo import UndoneCalls, locked, undone_on_failure
 
@@ -29,7 +30,9 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
     "kvcache" works, and results are bit-identical to DynamicCache. mode="fused" appends and attends
     in C++: load the model with ``attn_implementation="kvcache"``.
 
-    Pages are planned when the first tokens come, in their dtype. Without `num_pages` and `byte_budget` the pool grows as needed;
+    Pages are planned when the first tokens come. dtype: how they store K and V, a torch.dtype or a word of ``kvcache plan
+    --kv-dtype``: "fp32", "fp16", "bf16", and with a scale per token and head "int8", "fp8" (e4m3) and "fp8_e5m2". None: as the
+    first K has it. New tokens are rounded before anything attends to them, so chunks of a prompt do not change results. Without `num_pages` and `byte_budget` the pool grows as needed;
     with one of them a full pool raises kvcache's NoPages error, and nothing has happened. The same holds for every forward of a
     transformers model that raises.
 
@@ -37,7 +40,8 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
     """
 
     def __init__(self, config, mode: str = "gather", *, page_size: int = 16, num_pages: int | None = None,
-                 byte_budget: int | None = None, num_threads: int | None = None, mla: str = "latent"):
+                 byte_budget: int | None = None, num_threads: int | None = None, mla: str = "latent",
+                 dtype: str | torch.dtype | None = None):
         if mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
         if mla not in MLA_MODES:
@@ -47,9 +51,11 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         self.config = decoder_config(config)
         self.mode = mode
         self.mla = mla
+        self._stored_as = storage_type(dtype)
         self.record_past = False
         self.store: Store | None = None
-        self._limits = dict(page_size=page_size, num_pages=num_pages, byte_budget=byte_budget, num_threads=num_threads)
+        self._limits = dict(page_size=page_size, num_pages=num_pages, byte_budget=byte_budget, num_threads=num_threads,
+                            stored_as=self._stored_as)
         self._more_limits: dict = {}  # what a Server adds
         self._shapes: dict[int | str, Storage] = {}  # of layers that differ from the first one, by index and by type
         self._first: list | None = []  # K and V of the first forward, while another plan may be needed
@@ -248,11 +254,15 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         old = state.seen
         first = state.first_kept(old)
         whole = self._read(layer, first, old, extra=count, like=(keys, values))
-        for part, new in zip(whole, (keys, values)):
-            part[:, :, old - first:] = new.detach()
+        for part, new, rows in zip(whole, (keys, values), packed):
+            part[:, :, old - first:] = new.detach() if self._stored_as is None else self._rounded(rows)
         self._step.done.add(layer)
         state.seen += count
         return whole
+
+    def _rounded(self, packed: torch.Tensor) -> torch.Tensor:
+        """Packed rows of the step as later steps read them, [batch, heads, tokens, dim]."""
+        return self._step.unpack(self._stored_as.rounded(packed)).transpose(1, 2)
 
     def _check_step(self, layer: int, batch: int, count: int) -> None:
         if (batch, count) != (self._step.batch, self._step.tokens):
@@ -419,8 +429,9 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
             first = self.layers[layer].first_kept(length)
             storage = self._storage[layer]
             for source, target in zip(rows, self._rows):
-                keys = torch.empty(length - first, storage.kv_heads, storage.k_dim, dtype=self._dtype)
-                values = torch.empty(length - first, storage.kv_heads, storage.v_dim, dtype=self._dtype)
+                # In float32 rows that are quantised come back as the same elements.
+                keys = torch.empty(length - first, storage.kv_heads, storage.k_dim)
+                values = torch.empty(length - first, storage.kv_heads, storage.v_dim)
                 if length > first:
                     old.read(layer, source, first, length, keys, values)
                     self.store.write(layer, target, first, keys, values)

@@ -16,6 +16,7 @@ from .masks import read_mask, with_bias, pack_bias
 from .options import Options
 from .rows import Step, check_states
 from .specs import FULL, LayerSpec, Storage, decoder_config, layer_specs
+from .storage import storage_type
 from .store import Store
 from .undo import locked, undone_on_failure
 
@@ -125,7 +126,8 @@ class _EncoderCache(compat.Cache):
     def __init__(self, config, **limits):
         self.config = decoder_config(config)
         self.store: Store | None = None
-        self._limits = {name: value for name, value in limits.items() if name != "mla"}
+        self._limits = {name: value for name, value in limits.items() if name not in ("mla", "dtype")}
+        self._limits["stored_as"] = storage_type(limits.get("dtype"))
         self._count = len(layer_specs(self.config))
         self._rows: list[int] = []
         self._step: Step | None = None
