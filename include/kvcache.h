@@ -2600,10 +2600,10 @@ KVC_API kvc_status kvc_state_conv(kvc_forward *fwd, int32_t layer, int32_t state
  *      the graph, which can then be instantiated once and be no child of another.
  *
  * Misuse that operators share; comments say "operator":
- *   tensors                 Also types other than those that a function lists (pools: float32,
- *                           float16, bfloat16), and tensors of several devices.
+ *   tensors                 Also types other than those that a function lists (pools without
+ *                           quant: float32, float16, bfloat16), and tensors of several devices.
  *   KVC_E_OUT_OF_RANGE      A page id, a length, an indptr that does not ascend, no device of this
- *                           number.
+ *                           number, a scale of PER_TENSOR.
  *   KVC_E_INVALID_ARGUMENT  An output overlaps; an option, field or tensor that the function does
  *                           not use is set; both forms of a page table, or none.
  *   KVC_E_UNSUPPORTED       Not this device; a value that is not listed. */
@@ -2615,13 +2615,26 @@ enum {
   KVC_OP_MLA = 2  /* [num_pages, page_size, latent_rank + latent_rope_dim]. */
 };
 
-/* One layer's pool. Any strides, but the last dimension is contiguous. */
+/* One layer's pool. Any strides, but the last dimension is contiguous.
+ *
+ * With `quant`, on the CPU only, rows are stored as kvc_quant says: k and v are int8, float8_e4m3fn
+ * or float8_e5m2. Appends write the scales of PER_TOKEN_HEAD, and pages are copied with theirs. The
+ * scales are float32:
+ *
+ *   k_scales   HND [num_pages, heads, page_size], NHD [num_pages, page_size, heads],
+ *              MLA [num_pages, page_size]
+ *   v_scales   alike; NULL where v is */
 typedef struct kvc_op_pool {
   size_t struct_size;
   const DLTensor *k;
   const DLTensor *KVC_NULLABLE v; /* NULL: MLA, or V is K. */
   kvc_op_layout layout;
   int32_t reserved;               /* 0 */
+  kvc_quant quant;                /* NONE, PER_TENSOR, PER_TOKEN_HEAD. */
+  float k_scale, v_scale;         /* PER_TENSOR: value = element * scale; finite, > 0; 0: 1. Else 0;
+                                     v_scale also where v is NULL. */
+  const DLTensor *KVC_NULLABLE k_scales; /* PER_TOKEN_HEAD; else NULL. */
+  const DLTensor *KVC_NULLABLE v_scales;
 } kvc_op_pool;
 
 /* Page tables of B sequences, int32: either CSR (page_indptr, page_indices) or padded
@@ -2740,7 +2753,7 @@ KVC_API kvc_status kvc_op_merge(const kvc_op_opt *KVC_NULLABLE opt, DLTensor *ou
                                 const DLTensor *other_out, const DLTensor *other_lse,
                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Copies all keys of the table's sequences, packed in their order.
+/* Copies all keys of the table's sequences, packed in their order, quantised ones as their values.
  *
  *   k_out   [>= sum of seq_lens, heads, k_dim]
  *   v_out   [>= sum of seq_lens, heads, v_dim]

@@ -238,3 +238,35 @@ func TestRowsOfEightBitsComeBack(t *testing.T) {
 	_, err = lib.OpQuantize(kvcache.QuantPerTensor, x, rows, kvcache.Of([]float32{-0.5}, 1), nil)
 	says(t, err, kvcache.ErrOutOfRange, "scales[0] = -0.5, expected a finite number above 0")
 }
+
+func TestAHostsPoolMayHaveEightBits(t *testing.T) {
+	lib := load(t)
+	k, v := make([]int8, 16), make([]byte, 16)
+	kScales, vScales := make([]float32, 4), make([]float32, 4)
+	pool := &kvcache.OpPool{K: kvcache.Of(k, 2, 1, 2, 4), V: kvcache.OfBytes(v, kvcache.F8E4M3, 2, 1, 2, 4),
+		Quant: kvcache.QuantPerTokenHead, KScales: kvcache.Of(kScales, 2, 1, 2), VScales: kvcache.Of(vScales, 2, 1, 2)}
+	newK, newV := kvcache.Of([]float32{12.7, -6.4, 1.27, 0}, 1, 1, 4), kvcache.Of([]float32{448, -1, 0, 2}, 1, 1, 4)
+	ok(t, lib.OpAppend(pool, kvcache.Of([]int64{1}, 1), newK, newV, nil))
+	ok(t, lib.OpCopyPages(pool, [][2]int64{{0, 1}}, nil))
+	if want := []int8{127, -64, 13, 0}; !reflect.DeepEqual(k[12:], want) || kScales[3] != kScales[1] {
+		t.Errorf("%v and %v, expected %v", k, kScales, want)
+	}
+	got := make([]float32, 8)
+	table := &kvcache.OpTable{SeqLens: kvcache.Of([]int32{2}, 1), BlockTable: kvcache.Of([]int32{1}, 1, 1)}
+	ok(t, lib.OpGather(pool, table, nil, kvcache.Of(got, 2, 1, 4), nil))
+	if want := []float32{448, -1, 0, 2}; !reflect.DeepEqual(got[4:], want) {
+		t.Errorf("%v, expected %v", got[4:], want)
+	}
+	out := make([]float32, 4)
+	ok(t, lib.OpAttentionPaged(pool, &kvcache.OpTable{SeqLens: kvcache.Of([]int32{2}, 1),
+		BlockTable: kvcache.Of([]int32{1}, 1, 1)}, kvcache.Of(make([]float32, 4), 1, 1, 4), kvcache.Of(out, 1, 1, 4), nil))
+	if want := []float32{224, -0.5, 0, 1}; !reflect.DeepEqual(out, want) {
+		t.Errorf("%v, expected the mean %v", out, want)
+	}
+	pool.VScales = nil
+	says(t, lib.OpGather(pool, table, nil, kvcache.Of(got, 2, 1, 4), nil), kvcache.ErrInvalidArgument,
+		"pool.v_scales is NULL")
+	pool.KScales, pool.Quant, pool.KScale = nil, kvcache.QuantPerTensor, -2
+	says(t, lib.OpGather(pool, table, nil, kvcache.Of(got, 2, 1, 4), nil), kvcache.ErrOutOfRange,
+		"pool.k_scale = -2, expected a finite number above 0")
+}

@@ -16,11 +16,18 @@ const (
 	LayoutMLA OpLayout = C.KVC_OP_MLA // [pages, page tokens, rank + rope dim]
 )
 
-// OpPool is one layer's pool of a host program.
+// OpPool is one layer's pool of a host program. With a Quant, on the CPU, K and V are of I8, F8E4M3 or F8E5M2, and
+// scales are float32.
 type OpPool struct {
 	K      *Tensor
 	V      *Tensor // nil: MLA, or V is K
 	Layout OpLayout
+
+	Quant   Quant   // QuantNone, QuantPerTensor or QuantPerTokenHead
+	KScale  float32 // QuantPerTensor: value = element * KScale; 0: 1. Others: 0
+	VScale  float32 // the same of V; 0 where V is nil
+	KScales *Tensor // QuantPerTokenHead, written by appends: HND [pages, heads, page tokens], NHD [pages, page tokens, heads], MLA [pages, page tokens]
+	VScales *Tensor // the same of V; nil where V is
 }
 
 // OpTable is the page tables of B sequences: either CSR (PageIndptr, PageIndices) or padded (BlockTable);
@@ -107,7 +114,7 @@ func (p *OpPool) tensors() []named {
 	if p == nil {
 		return nil
 	}
-	return []named{{"pool.K", p.K}, {"pool.V", p.V}}
+	return []named{{"pool.K", p.K}, {"pool.V", p.V}, {"pool.KScales", p.KScales}, {"pool.VScales", p.VScales}}
 }
 
 func (t *OpTable) tensors() []named {
@@ -141,7 +148,8 @@ func (l *Library) OpAppend(pool *OpPool, slots, k, v *Tensor, options *OpOptions
 		return err
 	}
 	return failure(C.shim_op_append(l.api,
-		pool.K.d(), pool.K.p(), pool.V.d(), pool.V.p(), C.int32_t(pool.Layout),
+		pool.K.d(), pool.K.p(), pool.V.d(), pool.V.p(), pool.KScales.d(), pool.KScales.p(), pool.VScales.d(), pool.VScales.p(),
+		C.int32_t(pool.Layout), C.int32_t(pool.Quant), C.float(pool.KScale), C.float(pool.VScale),
 		&call.c, call.positions.d(), call.positions.p(),
 		slots.d(), slots.p(), k.d(), k.p(), v.d(), v.p()))
 }
@@ -173,7 +181,8 @@ func (l *Library) opPaged(pool *OpPool, t *OpTable, mla, rank C.int32_t, q, out 
 	}
 	a := &call.attn
 	return failure(C.shim_op_attention_paged(l.api,
-		pool.K.d(), pool.K.p(), pool.V.d(), pool.V.p(), C.int32_t(pool.Layout),
+		pool.K.d(), pool.K.p(), pool.V.d(), pool.V.p(), pool.KScales.d(), pool.KScales.p(), pool.VScales.d(), pool.VScales.p(),
+		C.int32_t(pool.Layout), C.int32_t(pool.Quant), C.float(pool.KScale), C.float(pool.VScale),
 		t.SeqLens.d(), t.SeqLens.p(), t.QOIndptr.d(), t.QOIndptr.p(), t.PageIndptr.d(), t.PageIndptr.p(),
 		t.PageIndices.d(), t.PageIndices.p(), t.BlockTable.d(), t.BlockTable.p(),
 		&call.c, call.positions.d(), call.positions.p(),
@@ -211,7 +220,8 @@ func (l *Library) OpMerge(out, lse, otherOut, otherLSE *Tensor, options *OpOptio
 		out.d(), out.p(), lse.d(), lse.p(), otherOut.d(), otherOut.p(), otherLSE.d(), otherLSE.p()))
 }
 
-// OpGather copies all keys of the table's sequences, packed in their order; k or v may be nil.
+// OpGather copies all keys of the table's sequences, packed in their order, quantised ones as their values; k or v
+// may be nil.
 func (l *Library) OpGather(pool *OpPool, t *OpTable, k, v *Tensor, options *OpOptions) error {
 	if err := missing(pool, t, true); err != nil {
 		return err
@@ -223,14 +233,15 @@ func (l *Library) OpGather(pool *OpPool, t *OpTable, k, v *Tensor, options *OpOp
 		return err
 	}
 	return failure(C.shim_op_gather(l.api,
-		pool.K.d(), pool.K.p(), pool.V.d(), pool.V.p(), C.int32_t(pool.Layout),
+		pool.K.d(), pool.K.p(), pool.V.d(), pool.V.p(), pool.KScales.d(), pool.KScales.p(), pool.VScales.d(), pool.VScales.p(),
+		C.int32_t(pool.Layout), C.int32_t(pool.Quant), C.float(pool.KScale), C.float(pool.VScale),
 		t.SeqLens.d(), t.SeqLens.p(), t.QOIndptr.d(), t.QOIndptr.p(), t.PageIndptr.d(), t.PageIndptr.p(),
 		t.PageIndices.d(), t.PageIndices.p(), t.BlockTable.d(), t.BlockTable.p(),
 		&call.c, call.positions.d(), call.positions.p(),
 		k.d(), k.p(), v.d(), v.p()))
 }
 
-// OpCopyPages copies pages inside a pool: pairs of (from, to), distinct destinations, none of which is a
+// OpCopyPages copies pages inside a pool, with their scales: pairs of (from, to), distinct destinations, none of which is a
 // source.
 func (l *Library) OpCopyPages(pool *OpPool, pairs [][2]int64, options *OpOptions) error {
 	if err := missing(pool, nil, false); err != nil {
@@ -242,7 +253,8 @@ func (l *Library) OpCopyPages(pool *OpPool, pairs [][2]int64, options *OpOptions
 		return err
 	}
 	return failure(C.shim_op_copy_pages(l.api,
-		pool.K.d(), pool.K.p(), pool.V.d(), pool.V.p(), C.int32_t(pool.Layout),
+		pool.K.d(), pool.K.p(), pool.V.d(), pool.V.p(), pool.KScales.d(), pool.KScales.p(), pool.VScales.d(), pool.VScales.p(),
+		C.int32_t(pool.Layout), C.int32_t(pool.Quant), C.float(pool.KScale), C.float(pool.VScale),
 		&call.c, call.positions.d(), call.positions.p(),
 		pairsOf(pairs), C.int64_t(len(pairs))))
 }

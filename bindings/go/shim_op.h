@@ -25,7 +25,9 @@ typedef struct shim_op_opt {
  * are. */
 #define SHIM_OP_ATTN \
   SHIM_TENSOR(sink_logits), SHIM_TENSOR(alibi), SHIM_TENSOR(bias), SHIM_TENSOR(spans)
-#define SHIM_POOL SHIM_TENSOR(pool_k), SHIM_TENSOR(pool_v), int32_t layout
+#define SHIM_POOL                                                                         \
+  SHIM_TENSOR(pool_k), SHIM_TENSOR(pool_v), SHIM_TENSOR(k_scales), SHIM_TENSOR(v_scales), \
+      int32_t layout, int32_t pool_quant, float k_scale, float v_scale
 #define SHIM_TABLE                                                         \
   SHIM_TENSOR(seq_lens), SHIM_TENSOR(qo_indptr), SHIM_TENSOR(page_indptr), \
       SHIM_TENSOR(page_indices), SHIM_TENSOR(block_table)
@@ -50,10 +52,13 @@ typedef struct shim_op_opt {
   SHIM_DL(bias);           \
   SHIM_DL(spans);          \
   SHIM_OP_OPT_BUILD(sink_logits_dl, alibi_dl, bias_dl, spans_dl)
-#define SHIM_POOL_BUILD \
-  SHIM_DL(pool_k);      \
-  SHIM_DL(pool_v);      \
-  const kvc_op_pool pool = {sizeof pool, pool_k_dl, pool_v_dl, layout, 0}
+#define SHIM_POOL_BUILD                                                        \
+  SHIM_DL(pool_k);                                                             \
+  SHIM_DL(pool_v);                                                             \
+  SHIM_DL(k_scales);                                                           \
+  SHIM_DL(v_scales);                                                           \
+  const kvc_op_pool pool = {sizeof pool, pool_k_dl, pool_v_dl, layout,      0, \
+                            pool_quant,  k_scale,   v_scale,   k_scales_dl, v_scales_dl}
 #define SHIM_TABLE_BUILD                                                     \
   SHIM_DL(seq_lens);                                                         \
   SHIM_DL(qo_indptr);                                                        \

@@ -69,6 +69,10 @@ DTypeText describe(DLDataType type) {
   return result;
 }
 
+bool is_quantised_type(DLDataType type) {
+  return same_type(type, dtype_to_dlpack(quantised_dtype(type)));
+}
+
 kernels::DType quantised_dtype(DLDataType type) {
   if (type.code == kDLFloat8_e4m3fn) return kernels::DType::kE4M3;
   return type.code == kDLFloat8_e5m2 ? kernels::DType::kE5M2 : kernels::DType::kInt8;

@@ -11,6 +11,8 @@ namespace kvc {
 // Returns false when the library neither stores nor reads this type.
 bool dtype_from_dlpack(DLDataType type, kernels::DType* out);
 DLDataType dtype_to_dlpack(kernels::DType dtype);
+// int8, float8_e4m3fn and float8_e5m2, which the kernels read as rows with scales.
+bool is_quantised_type(DLDataType type);
 inline bool same_type(DLDataType a, DLDataType b) {
   return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }

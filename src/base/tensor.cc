@@ -37,9 +37,7 @@ DType check_quantised_type(const DLTensor& tensor, const char* name) {
               "float8_e5m2), not of %d",
               name, describe(type).text, type.bits);
   }
-  for (const DType dtype : {DType::kInt8, DType::kE4M3, DType::kE5M2}) {
-    if (same_type(type, dtype_to_dlpack(dtype))) return dtype;
-  }
+  if (is_quantised_type(type)) return quantised_dtype(type);
   fail(KVC_E_DTYPE, "%s is %s, expected int8, float8_e4m3fn or float8_e5m2", name,
        describe(type).text);
 }
@@ -351,6 +349,12 @@ DType check_quantised(const DLTensor* tensor, const char* name,
                       std::initializer_list<int64_t> shape, DLDevice device) {
   const std::vector<Extent> extents = extents_of(shape);
   return check_tensor(tensor, name, extents, device, check_quantised_type);
+}
+
+void check_floats(const DLTensor* tensor, const char* name, std::initializer_list<int64_t> shape,
+                  DLDevice device) {
+  const std::vector<Extent> extents = extents_of(shape);
+  check_typed(tensor, name, extents, kFloat32, device);
 }
 
 void check_integers(const DLTensor* tensor, const char* name, int bits,

@@ -136,6 +136,8 @@ kernels::DType check_activations(const DLTensor* tensor, const char* name,
 // int8, float8_e4m3fn or float8_e5m2. Throws UNSUPPORTED for types of 4 bits.
 kernels::DType check_quantised(const DLTensor* tensor, const char* name,
                                std::initializer_list<int64_t> shape, DLDevice device = kHost);
+void check_floats(const DLTensor* tensor, const char* name, std::initializer_list<int64_t> shape,
+                  DLDevice device = kHost);
 void check_integers(const DLTensor* tensor, const char* name, int bits,
                     std::initializer_list<int64_t> shape, DLDevice device = kHost);
 

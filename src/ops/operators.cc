@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "src/base/dtype.h"
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/base/tensor.h"
@@ -13,6 +14,7 @@
 #include "src/exec/cpu/work_list.h"
 #include "src/ops/cpu_operators.h"
 #include "src/ops/cuda_operators.h"
+#include "src/ops/quantised_rows.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
@@ -43,13 +45,103 @@ int32_t extent(const DLTensor& tensor, const char* name, int dimension, int64_t 
   return static_cast<int32_t>(value);
 }
 
-kernels::PagedRows rows_of(const DLTensor& tensor, const PoolDims& dims, kernels::DType dtype) {
+bool is_activation_type(DLDataType type) {
+  kernels::DType dtype;
+  return dtype_from_dlpack(type, &dtype);
+}
+
+// K or V of a pool, as the caller gave it.
+struct PoolHalf {
+  const DLTensor *rows, *scales;
+  const char *rows_name, *scale_name, *scales_name;
+  float scale;
+};
+
+PoolHalf k_half(const kvc_op_pool& pool) {
+  return {pool.k, pool.k_scales, "pool.k", "pool.k_scale", "pool.k_scales", pool.k_scale};
+}
+PoolHalf v_half(const kvc_op_pool& pool) {
+  return {pool.v, pool.v_scales, "pool.v", "pool.v_scale", "pool.v_scales", pool.v_scale};
+}
+
+// The type of the rows, and which scales are given, before tensors are looked at further.
+void check_quant_of(const PoolHalf& half, kvc_quant quant) {
+  if (half.scale != 0 && quant != KVC_QUANT_PER_TENSOR) {
+    fail_with(KVC_E_INVALID_ARGUMENT, quant,
+              "%s = %g with pool.quant = %s (%d): only PER_TENSOR (1) has one", half.scale_name,
+              static_cast<double>(half.scale), quant_name(quant), quant);
+  }
+  if (half.scales != nullptr && quant != KVC_QUANT_PER_TOKEN_HEAD) {
+    fail_with(KVC_E_INVALID_ARGUMENT, quant,
+              "%s is set with pool.quant = %s (%d): only PER_TOKEN_HEAD (2) has them",
+              half.scales_name, quant_name(quant), quant);
+  }
+  if (half.rows == nullptr) return;
+  const DLDataType type = half.rows->dtype;
+  if (quant != KVC_QUANT_NONE && is_activation_type(type)) {
+    fail(KVC_E_DTYPE,
+         "%s is %s with pool.quant = %s (%d), expected int8, float8_e4m3fn or "
+         "float8_e5m2",
+         half.rows_name, describe(type).text, quant_name(quant), quant);
+  }
+  if (quant == KVC_QUANT_NONE && is_quantised_type(type)) {
+    fail(KVC_E_DTYPE,
+         "%s is %s with pool.quant = NONE (0), expected PER_TENSOR (1) or PER_TOKEN_HEAD (2)",
+         half.rows_name, describe(type).text);
+  }
+}
+
+void check_quant_of(const kvc_op_pool& pool, DLDevice device) {
+  if (pool.quant != KVC_QUANT_NONE) check_op_quant(pool.quant, "pool.quant");
+  if (pool.quant != KVC_QUANT_NONE && !is_host(device)) {
+    fail_with(
+        KVC_E_UNSUPPORTED, pool.quant,
+        "pool.quant = %s (%d): the pool lives on CUDA device %d, but operators take quantised "
+        "pools of the CPU only",
+        quant_name(pool.quant), pool.quant, device.device_id);
+  }
+  if (pool.v == nullptr && (pool.v_scale != 0 || pool.v_scales != nullptr)) {
+    fail(KVC_E_INVALID_ARGUMENT, "pool.%s is set, but pool.v is NULL: V lies in the K rows",
+         pool.v_scales != nullptr ? "v_scales" : "v_scale");
+  }
+  check_quant_of(k_half(pool), pool.quant);
+  check_quant_of(v_half(pool), pool.quant);
+}
+
+// The scales of rows that have been checked: a scale for each row, or one for all.
+kernels::RowScales scales_of(const PoolHalf& half, const PoolDims& dims, kvc_quant quant) {
+  if (quant == KVC_QUANT_PER_TENSOR)
+    return {.shared = half.scale == 0 ? 1 : check_scale(half.scale, half.scale_name)};
+  if (quant == KVC_QUANT_NONE) return {};
+  const int64_t* shape = half.rows->shape;
+  if (dims.head < 0) {
+    check_floats(half.scales, half.scales_name, {shape[0], shape[1]});
+  } else {
+    check_floats(half.scales, half.scales_name, {shape[0], shape[1], shape[2]});
+  }
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(float));
+  return {.base = data_of(*half.scales),
+          .page_stride = stride_of(*half.scales, 0) * kBytes,
+          .head_stride = dims.head < 0 ? 0 : stride_of(*half.scales, dims.head) * kBytes,
+          .token_stride = stride_of(*half.scales, dims.offset) * kBytes};
+}
+
+kernels::DType check_rows(const PoolHalf& half, std::initializer_list<int64_t> shape,
+                          kvc_quant quant, DLDevice device) {
+  return quant == KVC_QUANT_NONE ? check_activations(half.rows, half.rows_name, shape, device)
+                                 : check_quantised(half.rows, half.rows_name, shape, device);
+}
+
+kernels::PagedRows rows_of(const PoolHalf& half, const PoolDims& dims, kernels::DType dtype,
+                           kvc_quant quant) {
+  const DLTensor& tensor = *half.rows;
   const int64_t bytes = element_bytes(tensor);
   return {.base = tensor.shape[0] == 0 ? nullptr : data_of(tensor),
           .page_stride = stride_of(tensor, 0) * bytes,
           .head_stride = dims.head < 0 ? 0 : stride_of(tensor, dims.head) * bytes,
           .token_stride = stride_of(tensor, dims.offset) * bytes,
-          .dtype = dtype};
+          .dtype = dtype,
+          .scales = scales_of(half, dims, quant)};
 }
 
 const int32_t* int32_data(const DLTensor* tensor) {
@@ -95,23 +187,24 @@ OpPool view_pool(const kvc_op_pool& pool, DLDevice device) {
     fail(KVC_E_INVALID_ARGUMENT,
          "pool.v is set, but with layout MLA V lies in the K rows: expected NULL");
   }
-  const kernels::DType k_type = out.is_mla
-                                    ? check_activations(pool.k, "pool.k", {-1, -1, -1}, device)
-                                    : check_activations(pool.k, "pool.k", {-1, -1, -1, -1}, device);
+  check_quant_of(pool, device);
+  const PoolHalf k = k_half(pool), v = v_half(pool);
+  const kernels::DType k_type = out.is_mla ? check_rows(k, {-1, -1, -1}, pool.quant, device)
+                                           : check_rows(k, {-1, -1, -1, -1}, pool.quant, device);
   out.num_pages = pool.k->shape[0];
   out.page_size = extent(*pool.k, "pool.k", dims.offset, INT32_MAX);
   out.num_heads = dims.head < 0 ? 1 : extent(*pool.k, "pool.k", dims.head, kMaxHeads);
   out.k_dim = extent(*pool.k, "pool.k", dims.dim, out.is_mla ? kMaxLatentDim : kMaxHeadDim);
-  out.k = rows_of(*pool.k, dims, k_type);
+  out.k = rows_of(k, dims, k_type, pool.quant);
   if (out.v_in_k) {
     out.v = out.k;
     out.v_dim = out.k_dim;
     return out;
   }
-  const kernels::DType v_type = check_activations(
-      pool.v, "pool.v", {out.num_pages, pool.k->shape[1], pool.k->shape[2], -1}, device);
+  const kernels::DType v_type =
+      check_rows(v, {out.num_pages, pool.k->shape[1], pool.k->shape[2], -1}, pool.quant, device);
   out.v_dim = extent(*pool.v, "pool.v", dims.dim, kMaxHeadDim);
-  out.v = rows_of(*pool.v, dims, v_type);
+  out.v = rows_of(v, dims, v_type, pool.quant);
   return out;
 }
 
@@ -287,6 +380,23 @@ void check_pages_apart(const char* name, const PagedRows& rows, const PageRuns& 
             name, ll(rows.page_stride), ll(runs.bytes));
 }
 
+// Rows of a pool, or their scales, which are rows of one number.
+struct CopiedRows {
+  PagedRows rows;
+  PageRuns runs;
+  const char* name;
+};
+
+void add_copied(const OpPool& pool, const PagedRows& rows, int64_t dim, const char* name,
+                const char* scales_name, std::vector<CopiedRows>* copied) {
+  copied->push_back({rows, runs_of(rows, pool.num_heads, pool.page_size, dim), name});
+  const kernels::RowScales& scales = rows.scales;
+  if (scales.base == nullptr) return;
+  const PagedRows numbers{scales.base, scales.page_stride, scales.head_stride, scales.token_stride,
+                          kernels::DType::kF32};
+  copied->push_back({numbers, runs_of(numbers, pool.num_heads, pool.page_size, 1), scales_name});
+}
+
 void check_pairs(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs) {
   std::vector<int64_t> targets;
   targets.reserve(num_pairs);
@@ -320,16 +430,15 @@ void check_pairs(const OpPool& pool, const int64_t* pairs, int64_t stride, int64
 void CpuOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride,
                               int64_t num_pairs) {
   check_pairs(pool, pairs, stride, num_pairs);
-  const PageRuns k_runs = runs_of(pool.k, pool.num_heads, pool.page_size, pool.k_dim);
-  const PageRuns v_runs = runs_of(pool.v, pool.num_heads, pool.page_size, pool.v_dim);
-  if (num_pairs > 0) {
-    check_pages_apart("pool.k", pool.k, k_runs);
-    if (!pool.v_in_k) check_pages_apart("pool.v", pool.v, v_runs);
+  std::vector<CopiedRows> copied;
+  add_copied(pool, pool.k, pool.k_dim, "pool.k", "pool.k_scales", &copied);
+  if (!pool.v_in_k) add_copied(pool, pool.v, pool.v_dim, "pool.v", "pool.v_scales", &copied);
+  for (const CopiedRows& part : copied) {
+    if (num_pairs > 0) check_pages_apart(part.name, part.rows, part.runs);
   }
   const auto copy_one = [&](int64_t i, int32_t) {
     const int64_t from = pairs[i * stride], to = pairs[i * stride + 1];
-    copy_page(*kernels_, pool.k, k_runs, from, to);
-    if (!pool.v_in_k) copy_page(*kernels_, pool.v, v_runs, from, to);
+    for (const CopiedRows& part : copied) copy_page(*kernels_, part.rows, part.runs, from, to);
   };
   const double bytes = 4.0 * static_cast<double>(num_pairs) * pool.num_heads * pool.page_size *
                        (pool.k_dim + pool.v_dim);

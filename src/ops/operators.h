@@ -34,8 +34,8 @@ struct OpPool {
   int64_t num_slots() const { return num_pages * page_size; }
 };
 
-// `pool` has been read by the sized-struct rules. Throws a tensor status, INVALID_ARGUMENT or
-// UNSUPPORTED.
+// `pool` has been read by the sized-struct rules. Throws a tensor status, INVALID_ARGUMENT,
+// OUT_OF_RANGE or UNSUPPORTED.
 OpPool view_pool(const kvc_op_pool& pool, DLDevice device = kHost);
 
 // An append of rows to `slots`, K rotated by `rotation`.

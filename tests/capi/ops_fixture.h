@@ -52,11 +52,10 @@ class Pool {
  public:
   explicit Pool(const PoolShape& shape) : shape_(shape), k_(half(shape.k_dim)) {
     if (shape.layout != KVC_OP_MLA && !shape.v_is_k) v_ = half(shape.v_dim);
-    pool_ = {.struct_size = sizeof pool_,
-             .k = k_->dl(),
-             .v = v_ == nullptr ? nullptr : v_->dl(),
-             .layout = shape.layout,
-             .reserved = 0};
+    pool_.struct_size = sizeof pool_;
+    pool_.k = k_->dl();
+    pool_.v = v_ == nullptr ? nullptr : v_->dl();
+    pool_.layout = shape.layout;
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;

@@ -607,6 +607,12 @@ TEST_F(CudaOps, TensorsOfSeveralDevicesAreRefused) {
   expect_error(KVC_E_UNSUPPORTED, {"kvc_op_gather", "CUDA device 0"}, [&](kvc_error* error) {
     return kvc_op_gather(call.pool.c(), &table, nullptr, call.out->dl(), nullptr, error);
   });
+  kvc_op_pool quantised = *call.pool.c();
+  quantised.quant = KVC_QUANT_PER_TENSOR;
+  expect_error(KVC_E_UNSUPPORTED, {"pool.quant = PER_TENSOR (1)", "CUDA device 0"},
+               [&](kvc_error* error) {
+                 return kvc_op_gather(&quantised, &table, nullptr, call.out->dl(), nullptr, error);
+               });
   DLTensor* const rows = call.out->dl();
   expect_error(KVC_E_UNSUPPORTED, {"kvc_op_quantize", "CUDA device 0"}, [&](kvc_error* error) {
     return kvc_op_quantize(nullptr, KVC_QUANT_PER_TENSOR, rows, rows, rows, nullptr, error);

@@ -38,9 +38,13 @@ class Operators {
       default: break;
     }
     // What was added later shares the last choice, so that inputs of earlier findings stay theirs.
-    switch (input_.choose(3)) {
+    switch (input_.choose(7)) {
       case 0: return quantise();
       case 1: return dequantise();
+      case 2: return make_quantised(), append();
+      case 3: return make_quantised(), paged();
+      case 4: return make_quantised(), gather();
+      case 5: return make_quantised(), copy();
       default: return linear();
     }
   }
@@ -86,7 +90,27 @@ class Operators {
     };
     pool_.k = t_.add({type_, shape(k_dim)});
     pool_.v = v_dim == 0 ? nullptr : t_.add({type_, shape(v_dim)});
+    if (pool_.quant == KVC_QUANT_PER_TOKEN_HEAD) {
+      std::vector<int64_t> rows = shape(1);
+      rows.pop_back();
+      pool_.k_scales = t_.add({kFloat32, rows});
+      pool_.v_scales = v_dim == 0 ? nullptr : t_.add({kFloat32, rows});
+    }
     return &pool_;
+  }
+
+  // The pools of the call have 8 bits.
+  void make_quantised() {
+    type_ = kCodes[input_.choose(kCodes.size())];
+    pool_.quant = quant();
+    if (pool_.quant != KVC_QUANT_PER_TENSOR && pool_.quant != KVC_QUANT_PER_TOKEN_HEAD)
+      is_usual_ = false;
+    if (pool_.quant == KVC_QUANT_PER_TENSOR) {
+      static constexpr std::array<float, 6> kScales = {0, 0.5f, 2, -1, NAN, INFINITY};
+      const uint64_t k = input_.choose(kScales.size()), v = input_.choose(kScales.size());
+      pool_.k_scale = kScales[k], pool_.v_scale = kScales[v];
+      if (k > 2 || v > 2) is_usual_ = false;
+    }
   }
 
   // Sequences of 6 and 3 keys with 2 and 1 new rows, as either kind of table.

@@ -38,14 +38,35 @@ class Pool(NamedTuple):
         latents [pages, page_size, width].
     v: values in the same layout; None in "mla", or where the keys are the values.
     layout: "hnd", "nhd" or "mla".
+    quant: "none"; or, on the CPU, "per_tensor" or "per_token_head" with k and v of int8,
+        float8_e4m3fn or float8_e5m2.
+    k_scale: "per_tensor": value = element * scale; 0: 1.
+    v_scale: the same of V; 0 where v is None.
+    k_scales: "per_token_head": float32, "hnd": [pages, heads, page_size], "nhd": [pages, page_size,
+        heads], "mla": [pages, page_size]. Appends write them.
+    v_scales: the same of V; None where v is.
     """
 
     k: Any
     v: Any = None
     layout: OpLayout = "hnd"
+    quant: Quant = "none"
+    k_scale: float = 0.0
+    v_scale: float = 0.0
+    k_scales: Any = None
+    v_scales: Any = None
 
     def _c(self) -> tuple[Any, ...]:
-        return self.k, self.v, number_of(OP_LAYOUTS, self.layout, "layout")
+        return (
+            self.k,
+            self.v,
+            self.k_scales,
+            self.v_scales,
+            number_of(OP_LAYOUTS, self.layout, "layout"),
+            number_of(QUANTS, self.quant, "quant"),
+            self.k_scale,
+            self.v_scale,
+        )
 
 
 class Table(NamedTuple):
@@ -189,12 +210,12 @@ def gather(
     isa: Isa = "auto",
     stream: Any = None,
 ) -> None:
-    """Copy all keys of the table's sequences, packed in their order."""
+    """Copy all keys of the table's sequences, packed in their order, quantised ones as their values."""
     _capi.kvc_op_gather(_pool(pool), _table(table), _opt(pool.k, stream, isa), k_out, v_out)
 
 
 def copy_pages(pool: Pool, pairs: Any, *, isa: Isa = "auto", stream: Any = None) -> None:
-    """Copy pages inside a pool: pairs int64 [n, 2] of (from, to)."""
+    """Copy pages inside a pool, with their scales: pairs int64 [n, 2] of (from, to)."""
     _capi.kvc_op_copy_pages(_pool(pool), _opt(pool.k, stream, isa), pairs)
 
 

@@ -207,7 +207,8 @@
 
 #define KVCPY_FIELDS_kvc_op_pool(F) \
   F(kvc_op_pool, struct_size) F(kvc_op_pool, k) F(kvc_op_pool, v) F(kvc_op_pool, layout) \
-  F(kvc_op_pool, reserved)
+  F(kvc_op_pool, reserved) F(kvc_op_pool, quant) F(kvc_op_pool, k_scale) F(kvc_op_pool, v_scale) \
+  F(kvc_op_pool, k_scales) F(kvc_op_pool, v_scales)
 
 #define KVCPY_FIELDS_kvc_op_table(F) \
   F(kvc_op_table, struct_size) F(kvc_op_table, seq_lens) F(kvc_op_table, qo_indptr) \

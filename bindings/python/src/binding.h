@@ -225,7 +225,7 @@ int kvcpy_tier_desc_in(PyObject *object, kvc_tier_desc *d);
 typedef struct {
   int used;
   kvc_op_pool c;
-  kvcpy_tensor k, v;
+  kvcpy_tensor part[4]; /* k, v, k_scales, v_scales */
 } kvcpy_op_pool;
 int kvcpy_op_pool_in(PyObject *object, kvcpy_op_pool *p);
 void kvcpy_op_pool_done(kvcpy_op_pool *p);

@@ -263,30 +263,38 @@ void kvcpy_query_done(kvcpy_query *q) {
   q->keys = NULL;
 }
 
-/* (k, v, layout); pools are written by some operators. */
+/* (k, v, k_scales, v_scales, layout, quant, k_scale, v_scale); pools are written by some
+ * operators. */
 int kvcpy_op_pool_in(PyObject *object, kvcpy_op_pool *p) {
+  static const char *const names[] = {"pool.k", "pool.v", "pool.k_scales", "pool.v_scales"};
+  const DLTensor **parts[4];
   PyObject *item;
+  int i;
   memset(&p->c, 0, sizeof p->c);
-  kvcpy_tensor_init(&p->k);
-  kvcpy_tensor_init(&p->v);
+  for (i = 0; i < 4; ++i) kvcpy_tensor_init(&p->part[i]);
   p->used = 1;
   p->c.struct_size = sizeof p->c;
-  if (expect(object, 3, "pool") || small_number(object, 2, &p->c.layout, "layout")) return -1;
-  if ((item = entry(object, 0))) {
-    if (kvcpy_tensor_in(item, &p->k, 1, "pool.k")) return -1;
-    p->c.k = &p->k.tensor;
-  }
-  if ((item = entry(object, 1))) {
-    if (kvcpy_tensor_in(item, &p->v, 1, "pool.v")) return -1;
-    p->c.v = &p->v.tensor;
+  parts[0] = &p->c.k;
+  parts[1] = &p->c.v;
+  parts[2] = &p->c.k_scales;
+  parts[3] = &p->c.v_scales;
+  if (expect(object, 8, "pool") || small_number(object, 4, &p->c.layout, "layout") ||
+      small_number(object, 5, &p->c.quant, "quant") ||
+      real(object, 6, &p->c.k_scale, "pool.k_scale") ||
+      real(object, 7, &p->c.v_scale, "pool.v_scale"))
+    return -1;
+  for (i = 0; i < 4; ++i) {
+    if (!(item = entry(object, i))) continue;
+    if (kvcpy_tensor_in(item, &p->part[i], 1, names[i])) return -1;
+    *parts[i] = &p->part[i].tensor;
   }
   return 0;
 }
 
 void kvcpy_op_pool_done(kvcpy_op_pool *p) {
+  int i;
   if (!p->used) return;
-  kvcpy_tensor_done(&p->k);
-  kvcpy_tensor_done(&p->v);
+  for (i = 0; i < 4; ++i) kvcpy_tensor_done(&p->part[i]);
 }
 
 /* (seq_lens, qo_indptr, page_indptr, page_indices, block_table). */

@@ -159,7 +159,7 @@ impl CustomOp3 for Attend<'_> {
                 let options = OpOptions { attn: Some(attn), ..op_options() };
                 match &self.keys {
                     Keys::Blocks { tables, lengths } => {
-                        let pool = ops::Pool { k: &k, v: Some(&v), layout: OpLayout::Hnd };
+                        let pool = ops::Pool { k: &k, v: Some(&v), layout: OpLayout::Hnd, scales: Default::default() };
                         with_indices(tables, |tables| {
                             Ok(with_indices(lengths, |lengths| {
                                 let table = ops::Table::padded(lengths, tables).qo_indptr(starts);

@@ -46,7 +46,7 @@ impl InplaceOp1 for CopyBlocks {
         };
         let k = tensor_mut(cache, layout.start_offset(), &shape, &strides)?;
         let pairs = TensorRef::new(&self.pairs, &[self.pairs.len() / 2, 2]).map_err(Error::from)?;
-        let mut pool = ops::PoolMut { k, v: None, layout: OpLayout::Hnd };
+        let mut pool = ops::PoolMut { k, v: None, layout: OpLayout::Hnd, scales: Default::default() };
         ops::copy_pages(&mut pool, &op_options(), &pairs).map_err(Error::from)?;
         Ok(())
     }

@@ -75,7 +75,7 @@ impl CustomOp2 for GatherHnd<'_> {
             tensor_ref(table, table_layout.start_offset(), table_layout.dims(), table_layout.stride())?;
         let lengths = TensorRef::new(self.lengths, &[self.lengths.len()]).map_err(Error::from)?;
         let mut out = tensor_mut(&mut rows, 0, &shape, &[heads * dim, dim, 1])?;
-        let pool = ops::Pool { k: &k, v: None, layout: OpLayout::Hnd };
+        let pool = ops::Pool { k: &k, v: None, layout: OpLayout::Hnd, scales: Default::default() };
         let table = ops::Table::padded(&lengths, &table);
         ops::gather(&pool, &table, &op_options(), Some(&mut out), None).map_err(Error::from)?;
         Ok((rows, Shape::from(shape.to_vec())))

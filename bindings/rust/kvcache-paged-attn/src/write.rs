@@ -76,7 +76,7 @@ impl InplaceOp3 for AppendHnd {
         let rows = tensor_ref(rows, rows_layout.start_offset(), rows_layout.dims(), rows_layout.stride())?;
         let slots =
             tensor_ref(slots, slots_layout.start_offset(), slots_layout.dims(), slots_layout.stride())?;
-        let mut pool = ops::PoolMut { k, v: None, layout: OpLayout::Hnd };
+        let mut pool = ops::PoolMut { k, v: None, layout: OpLayout::Hnd, scales: Default::default() };
         ops::append(&mut pool, &op_options(), &slots, &rows, None).map_err(Error::from)?;
         Ok(())
     }

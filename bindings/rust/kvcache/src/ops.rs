@@ -14,6 +14,80 @@ use crate::Rope;
 use kvcache_sys as sys;
 use std::ptr::{from_ref, null};
 
+/// How the rows of a [`Pool`] are stored, and the scales of quantised ones, which the CPU serves: rows of int8,
+/// float8_e4m3fn or float8_e5m2.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Scales<'a> {
+    /// Rows of float32, float16 or bfloat16.
+    #[default]
+    None,
+    /// [`Quant::PerTensor`]: value = stored element * scale; 0: 1.
+    PerTensor {
+        /// Of K.
+        k: f32,
+        /// Of V; 0 where the pool has none.
+        v: f32,
+    },
+    /// [`Quant::PerTokenHead`]: float32, one for each row. [`OpLayout::Hnd`]: `[pages, heads, page_size]`,
+    /// [`OpLayout::Nhd`]: `[pages, page_size, heads]`, [`OpLayout::Mla`]: `[pages, page_size]`.
+    PerTokenHead {
+        /// Of K.
+        k: &'a TensorRef<'a>,
+        /// Of V; absent where the pool has none.
+        v: Option<&'a TensorRef<'a>>,
+    },
+}
+
+/// The same for a [`PoolMut`], whose scales are written with its rows.
+// The pool around it has two more tensors, and boxes would cost an allocation for each.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug, Default)]
+pub enum ScalesMut<'a> {
+    /// As [`Scales::None`].
+    #[default]
+    None,
+    /// As [`Scales::PerTensor`].
+    PerTensor {
+        /// Of K.
+        k: f32,
+        /// Of V; 0 where the pool has none.
+        v: f32,
+    },
+    /// As [`Scales::PerTokenHead`].
+    PerTokenHead {
+        /// Of K.
+        k: TensorMut<'a>,
+        /// Of V; absent where the pool has none.
+        v: Option<TensorMut<'a>>,
+    },
+}
+
+/// Scales without what they borrow.
+struct RawScales {
+    quant: Quant,
+    k: f32,
+    v: f32,
+    k_rows: Option<sys::DLTensor>,
+    v_rows: Option<sys::DLTensor>,
+}
+
+impl RawScales {
+    const NONE: RawScales = RawScales { quant: Quant::None, k: 0.0, v: 0.0, k_rows: None, v_rows: None };
+
+    fn per_tensor(k: f32, v: f32) -> RawScales {
+        RawScales { quant: Quant::PerTensor, k, v, ..RawScales::NONE }
+    }
+
+    fn per_token_head(k: &RawTensor, v: Option<&RawTensor>) -> RawScales {
+        RawScales {
+            quant: Quant::PerTokenHead,
+            k_rows: Some(k.dl()),
+            v_rows: dl_or_null(v),
+            ..RawScales::NONE
+        }
+    }
+}
+
 /// One layer's pool, to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Pool<'a> {
@@ -23,6 +97,8 @@ pub struct Pool<'a> {
     pub v: Option<&'a TensorRef<'a>>,
     /// Order of the dimensions.
     pub layout: OpLayout,
+    /// Whether rows are quantised, and by what.
+    pub scales: Scales<'a>,
 }
 
 /// One layer's pool, to write.
@@ -34,6 +110,8 @@ pub struct PoolMut<'a> {
     pub v: Option<TensorMut<'a>>,
     /// Order of the dimensions.
     pub layout: OpLayout,
+    /// Whether rows are quantised, and by what.
+    pub scales: ScalesMut<'a>,
 }
 
 /// The pool's struct, for the length of a call.
@@ -41,21 +119,42 @@ fn with_pool<T>(
     k: &RawTensor,
     v: Option<&RawTensor>,
     layout: OpLayout,
+    scales: &RawScales,
     call: impl FnOnce(*const sys::kvc_op_pool) -> T,
 ) -> T {
     let (k, v) = (k.dl(), dl_or_null(v));
-    call(&sys::kvc_op_pool { k: &k, v: pointer(&v), layout: layout.to_raw(), ..Default::default() })
+    call(&sys::kvc_op_pool {
+        k: &k,
+        v: pointer(&v),
+        layout: layout.to_raw(),
+        quant: scales.quant.to_raw(),
+        k_scale: scales.k,
+        v_scale: scales.v,
+        k_scales: pointer(&scales.k_rows),
+        v_scales: pointer(&scales.v_rows),
+        ..Default::default()
+    })
 }
 
 impl Pool<'_> {
     fn with_raw<T>(&self, call: impl FnOnce(*const sys::kvc_op_pool) -> T) -> T {
-        with_pool(&self.k.raw, self.v.map(|v| &v.raw), self.layout, call)
+        let scales = match self.scales {
+            Scales::None => RawScales::NONE,
+            Scales::PerTensor { k, v } => RawScales::per_tensor(k, v),
+            Scales::PerTokenHead { k, v } => RawScales::per_token_head(&k.raw, v.map(|v| &v.raw)),
+        };
+        with_pool(&self.k.raw, self.v.map(|v| &v.raw), self.layout, &scales, call)
     }
 }
 
 impl PoolMut<'_> {
     fn with_raw<T>(&mut self, call: impl FnOnce(*const sys::kvc_op_pool) -> T) -> T {
-        with_pool(&self.k.raw, self.v.as_ref().map(|v| &v.raw), self.layout, call)
+        let scales = match &self.scales {
+            ScalesMut::None => RawScales::NONE,
+            ScalesMut::PerTensor { k, v } => RawScales::per_tensor(*k, *v),
+            ScalesMut::PerTokenHead { k, v } => RawScales::per_token_head(&k.raw, v.as_ref().map(|v| &v.raw)),
+        };
+        with_pool(&self.k.raw, self.v.as_ref().map(|v| &v.raw), self.layout, &scales, call)
     }
 }
 
@@ -308,7 +407,8 @@ pub fn merge(
     })
 }
 
-/// Copies all keys of the table's sequences, packed in their order; either output may be left out.
+/// Copies all keys of the table's sequences, packed in their order, quantised ones as their values; either
+/// output may be left out.
 pub fn gather(
     pool: &Pool<'_>,
     table: &Table<'_>,
@@ -328,8 +428,8 @@ pub fn gather(
     })
 }
 
-/// Copies pages inside a pool: pairs int64 `[n, 2]` of (from, to), distinct destinations, none of which is a
-/// source.
+/// Copies pages inside a pool, with their scales: pairs int64 `[n, 2]` of (from, to), distinct destinations,
+/// none of which is a source.
 pub fn copy_pages(pool: &mut PoolMut<'_>, opt: &OpOptions<'_>, pairs: &TensorRef<'_>) -> Result<()> {
     let api = api()?;
     let pairs = pairs.raw.dl();

@@ -3,10 +3,10 @@
 mod common;
 
 use common::{config, step};
-use kvcache::ops::{self, OpOptions, PoolMut};
+use kvcache::ops::{self, OpOptions, Pool, PoolMut, Scales, ScalesMut, Table};
 use kvcache::{
     Allocator, Cache, Config, DType, Executor, Layer, OpLayout, PoolKind, Quant, SharedExecutor, TensorMut,
-    TensorRef, F8E5M2,
+    TensorRef, F8E4M3, F8E5M2,
 };
 use std::alloc::{alloc, dealloc, Layout};
 use std::ffi::c_void;
@@ -138,6 +138,7 @@ fn operators_write_a_hosts_pool() {
         k: TensorMut::new(&mut k_pool, &shape).unwrap(),
         v: Some(TensorMut::new(&mut v_pool, &shape).unwrap()),
         layout: OpLayout::Hnd,
+        scales: ScalesMut::None,
     };
     let slots = |slots: &[i64; 1]| -> kvcache::Result<()> {
         let slots = TensorRef::new(slots, &[1])?;
@@ -192,6 +193,49 @@ fn rows_of_eight_bits_come_back() {
     .unwrap();
     assert_eq!(back[..4], x[..4], "elements of e5m2, all of them");
     assert!(back[4].is_nan() && back[5].is_nan());
+}
+
+#[test]
+fn a_hosts_pool_may_have_eight_bits() {
+    let opt = OpOptions::default();
+    let (mut k_pool, mut v_pool) = ([0i8; 16], [F8E4M3(0); 16]);
+    let (mut k_scales, mut v_scales) = ([0.0f32; 4], [0.0f32; 4]);
+    let (k, v) = ([12.7f32, -6.4, 1.27, 0.0], [448.0f32, -1.0, 0.0, 2.0]);
+    let mut pool = PoolMut {
+        k: TensorMut::new(&mut k_pool, &[2, 1, 2, 4]).unwrap(),
+        v: Some(TensorMut::new(&mut v_pool, &[2, 1, 2, 4]).unwrap()),
+        layout: OpLayout::Hnd,
+        scales: ScalesMut::PerTokenHead {
+            k: TensorMut::new(&mut k_scales, &[2, 1, 2]).unwrap(),
+            v: Some(TensorMut::new(&mut v_scales, &[2, 1, 2]).unwrap()),
+        },
+    };
+    let slots = TensorRef::new(&[1i64], &[1]).unwrap();
+    let (k, v) = (TensorRef::new(&k, &[1, 1, 4]).unwrap(), TensorRef::new(&v, &[1, 1, 4]).unwrap());
+    ops::append(&mut pool, &opt, &slots, &k, Some(&v)).unwrap();
+    ops::copy_pages(&mut pool, &opt, &TensorRef::new(&[0i64, 1], &[1, 2]).unwrap()).unwrap();
+    assert_eq!(k_pool[12..], [127, -64, 13, 0], "a page is copied");
+    assert_eq!(k_scales[1], k_scales[3], "and its scales are");
+    assert_eq!(v_scales, [0.0, 1.0, 0.0, 1.0]);
+
+    let lengths = TensorRef::new(&[2i32], &[1]).unwrap();
+    let pages = TensorRef::new(&[1i32], &[1, 1]).unwrap();
+    let (k, v) =
+        (TensorRef::new(&k_pool, &[2, 1, 2, 4]).unwrap(), TensorRef::new(&v_pool, &[2, 1, 2, 4]).unwrap());
+    let (k_rows, v_rows) =
+        (TensorRef::new(&k_scales, &[2, 1, 2]).unwrap(), TensorRef::new(&v_scales, &[2, 1, 2]).unwrap());
+    let mut got = [0.0f32; 8];
+    let mut gather = |scales| {
+        let pool = Pool { k: &k, v: Some(&v), layout: OpLayout::Hnd, scales };
+        let mut out = TensorMut::new(&mut got, &[2, 1, 4]).unwrap();
+        ops::gather(&pool, &Table::padded(&lengths, &pages), &opt, None, Some(&mut out))
+    };
+    let missing = Scales::PerTokenHead { k: &k_rows, v: None };
+    assert!(gather(missing).unwrap_err().message().contains("pool.v_scales is NULL"));
+    let odd = Scales::PerTensor { k: 1.0, v: -1.0 };
+    assert_eq!(gather(odd).unwrap_err().status(), kvcache::Status::OutOfRange);
+    gather(Scales::PerTokenHead { k: &k_rows, v: Some(&v_rows) }).unwrap();
+    assert_eq!(got[4..], [448.0, -1.0, 0.0, 2.0]);
 }
 
 #[cfg(feature = "half")]

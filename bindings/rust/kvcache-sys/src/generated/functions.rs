@@ -1813,7 +1813,8 @@ extern "C" {
         other_lse: *const DLTensor,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Copies all keys of the table's sequences, packed in their order.
+    /// Copies all keys of the table's sequences, packed in their order, quantised ones as their
+    /// values.
     ///
     /// ```text
     /// k_out   [>= sum of seq_lens, heads, k_dim]

@@ -129,8 +129,9 @@ layouts! {
         struct_size @ 0, ext @ 8, flags @ 16, decay @ 24, state @ 28, scale @ 32, reserved @ 36,
         skip @ 40,
     }
-    kvc_op_pool = 32 {
-        struct_size @ 0, k @ 8, v @ 16, layout @ 24, reserved @ 28,
+    kvc_op_pool = 64 {
+        struct_size @ 0, k @ 8, v @ 16, layout @ 24, reserved @ 28, quant @ 32, k_scale @ 36,
+        v_scale @ 40, k_scales @ 48, v_scales @ 56,
     }
     kvc_op_table = 48 {
         struct_size @ 0, seq_lens @ 8, qo_indptr @ 16, page_indptr @ 24, page_indices @ 32,

@@ -1355,7 +1355,19 @@ kinds! {
     }
 }
 
-/// One layer's pool. Any strides, but the last dimension is contiguous.
+/// One layer's pool.
+///
+/// ```text
+/// Any strides, but the last dimension is contiguous.
+///
+/// With `quant`, on the CPU only, rows are stored as kvc_quant says: k and v are int8, float8_e4m3fn
+/// or float8_e5m2. Appends write the scales of PER_TOKEN_HEAD, and pages are copied with theirs. The
+/// scales are float32:
+///
+///   k_scales   HND [num_pages, heads, page_size], NHD [num_pages, page_size, heads],
+///              MLA [num_pages, page_size]
+///   v_scales   alike; NULL where v is
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_op_pool {
@@ -1366,6 +1378,17 @@ pub struct kvc_op_pool {
     pub layout: kvc_op_layout,
     /// \0.
     pub reserved: i32,
+    /// NONE, PER_TENSOR, PER_TOKEN_HEAD.
+    pub quant: kvc_quant,
+    /// PER_TENSOR: value = element \* scale; finite, > 0; 0: 1. Else 0; v_scale also where v is
+    /// NULL.
+    pub k_scale: f32,
+    /// PER_TENSOR: value = element \* scale; finite, > 0; 0: 1. Else 0; v_scale also where v is
+    /// NULL.
+    pub v_scale: f32,
+    /// PER_TOKEN_HEAD; else NULL.
+    pub k_scales: *const DLTensor,
+    pub v_scales: *const DLTensor,
 }
 
 /// Page tables of B sequences, int32: either CSR (page_indptr, page_indices) or padded.

@@ -478,7 +478,7 @@ fn on_pool(p: &mut Player, pool: &mut HostPool, step: Fields<'_>) -> Answer {
     views!(step => q);
     if matches!(op, "op_append" | "op_copy_pages") {
         let (k_pool, v_pool) = (pool.k.view_mut(), pool.v.as_mut().map(HostTensor::view_mut));
-        let mut pool = PoolMut { k: k_pool, v: v_pool, layout: pool.layout };
+        let mut pool = PoolMut { k: k_pool, v: v_pool, layout: pool.layout, scales: Default::default() };
         if op == "op_append" {
             views!(step => slots, k, v);
             return with_op_opt(p, step, |opt| ops::append(&mut pool, opt, of(slots), of(k), v));
@@ -489,7 +489,7 @@ fn on_pool(p: &mut Player, pool: &mut HostPool, step: Fields<'_>) -> Answer {
         return with_op_opt(p, step, |opt| ops::copy_pages(&mut pool, opt, &pairs.view()));
     }
     let (k, v) = (pool.k.view(), pool.v.as_ref().map(HostTensor::view));
-    let pool = Pool { k: &k, v: v.as_ref(), layout: pool.layout };
+    let pool = Pool { k: &k, v: v.as_ref(), layout: pool.layout, scales: Default::default() };
     let keys = if op == "op_gather" { ["k", "v"] } else { ["out", "lse"] };
     let mut results = keys.map(|key| result(step, key));
     pair(&mut results, |first, second| {
