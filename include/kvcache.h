@@ -421,7 +421,9 @@ enum {
  *                   of K that is stored rotated, answer KVC_E_UNSUPPORTED on such a layer.
  *
  * PER_TOKEN_HEAD: scale = largest |value| of the row / largest element, at least 2^-126. A row with
- * a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be. */
+ * a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be.
+ *
+ * kvc_layer.quant says it of K and V, kvc_layer.v_quant of V apart. */
 typedef int32_t kvc_quant;
 enum {
   KVC_QUANT_NONE = 0,
@@ -429,8 +431,9 @@ enum {
                                    kvc_layer.k_scale and v_scale. */
   KVC_QUANT_PER_TOKEN_HEAD = 2, /* float8, int8 or int4. One float32 scale per token and head for K,
                                    and one for V. */
-  KVC_QUANT_BLOCK16 = 3         /* float4 (e2m1fn; NVFP4). One float8 scale per 16 elements; k_dim
+  KVC_QUANT_BLOCK16 = 3,        /* float4 (e2m1fn; NVFP4). One float8 scale per 16 elements; k_dim
                                    and v_dim are multiples of 16. */
+  KVC_QUANT_OFF = 4             /* kvc_layer.v_quant alone: V is not quantised, K is. */
 };
 
 typedef int32_t kvc_rope_mode;
@@ -550,12 +553,13 @@ typedef struct kvc_layer {
                               (128 + 64); 0: not used. SHARED: 0 or the source's. */
   int32_t v_dim;           /* Elements of a V (and out) head, 1..512; 0: k_dim. MLA: of v in
                               kvc_attn_self. SHARED: 0 or the source's. */
-  kvc_quant quant;
+  kvc_quant quant;         /* Of K, and of V without v_quant; not OFF. */
   /* Storage type: float32, float16, bfloat16, or what quant says. All zero: bfloat16, whatever the
    * type of k. float32 rows are then rounded by up to 2^-8 of their value, so set float32 to
    * compare with a float32 reference. 4-bit types: k_dim and v_dim are even. */
   DLDataType k_dtype;
-  DLDataType v_dtype;      /* All zero: k_dtype. */
+  DLDataType v_dtype;      /* All zero: k_dtype; with v_quant OFF bfloat16. Another v_quant than
+                              quant needs it. */
   const kvc_rope *KVC_NULLABLE rope; /* Copied by kvc_plan_create. NULL: none. */
   int64_t window;          /* ATTENTION, MLA. 0: all keys. W >= 1: a query at position p sees keys
                               p-W+1..p. */
@@ -571,6 +575,10 @@ typedef struct kvc_layer {
   int32_t reserved;        /* 0 */
   float k_scale, v_scale;  /* PER_TENSOR: value = stored element * scale; finite, > 0; 0: 1. Other
                               layers: 0. */
+  /* V apart from K: its kind of quantisation, OFF for none. With quant NONE V alone is quantised.
+   * 0: as quant. SHARED: 0 or the source's. MLA and K = V layers: 0 or quant. */
+  kvc_quant v_quant;
+  int32_t reserved_2;      /* 0 */
 } kvc_layer;
 
 typedef int32_t kvc_storage;
@@ -585,7 +593,8 @@ enum {
  *   1. ATTENTION, CROSS: K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
  *      K = V layers: K alone. MLA: [P][latent_rank + latent_rope_dim].
  *   2. PER_TOKEN_HEAD: then K's scales [num_kv_heads][P], then V's. BLOCK16: then K's
- *      [num_kv_heads][P][k_dim / 16], then V's with v_dim. PER_TENSOR: no scales here. */
+ *      [num_kv_heads][P][k_dim / 16], then V's with v_dim. PER_TENSOR: no scales here. Each half
+ *      has those of its own kind. float32 scales begin at a multiple of 4 bytes. */
 typedef int32_t kvc_pool_layout;
 enum {
   KVC_POOL_LAYER_FIRST = 0, /* [layer][page]: the pages of one layer lie together. Fastest to
@@ -859,10 +868,12 @@ typedef struct kvc_layer_info {
   uint64_t state_bytes;     /* All states of the layer, one sequence. */
   uint64_t region_bytes;    /* Bytes of that region in one page. */
   uint64_t region_offset;   /* Byte of the region where the layer's part begins. */
-  kvc_quant quant;
+  kvc_quant quant;          /* Of K. */
   int32_t page_size;        /* Tokens per page of its group; 0: keeps no pages. */
   uint64_t k_scale_bytes;   /* Scales of K in one page, behind V; 0: none. */
   uint64_t v_scale_bytes;
+  kvc_quant v_quant;        /* Of V; NONE: it is not quantised. */
+  int32_t reserved;
 } kvc_layer_info;
 
 /* Reports a layer as planned, defaults filled in.

@@ -31,6 +31,7 @@ const (
 	QuantPerTensor    Quant = C.KVC_QUANT_PER_TENSOR // Layer.KScale and VScale
 	QuantPerTokenHead Quant = C.KVC_QUANT_PER_TOKEN_HEAD
 	QuantBlock16      Quant = C.KVC_QUANT_BLOCK16
+	QuantOff          Quant = C.KVC_QUANT_OFF // Layer.VQuant alone: V is not quantised
 )
 
 // RopeMode says when K is rotated.
@@ -110,7 +111,7 @@ type Layer struct {
 	VDim          int // elements of a V (and out) head; 0: KDim
 	Quant         Quant
 	KDType        DType // storage type; zero: bfloat16
-	VDType        DType // zero: KDType
+	VDType        DType // zero: KDType; with QuantOff bfloat16
 	Rope          *Rope
 	Window        int64 // 0: all keys; W: a query at position p sees keys p-W+1..p
 	Chunk         int64 // 0: off; C: a query at p sees keys from p/C*C on
@@ -121,6 +122,7 @@ type Layer struct {
 	States        []State
 	KScale        float32 // QuantPerTensor: value of K = stored element * KScale; 0: 1. Others: 0
 	VScale        float32 // the same of V
+	VQuant        Quant   // of V apart from K: another kind, or QuantOff; zero: Quant
 }
 
 // Storage says whose memory the pages are.

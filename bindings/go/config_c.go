@@ -178,6 +178,7 @@ func (b *builder) fillLayer(name string, layer *Layer, out *C.kvc_layer) {
 		out.flags = C.KVC_LAYER_V_IS_K
 	}
 	b.fillStates(name, layer.States, out)
+	out.v_quant = C.kvc_quant(layer.VQuant)
 	out.k_scale, out.v_scale = C.float(layer.KScale), C.float(layer.VScale)
 }
 

@@ -56,6 +56,7 @@ func goLayer(c *C.kvc_layer) Layer {
 		VIsK:          c.flags&C.KVC_LAYER_V_IS_K != 0,
 		KScale:        float32(c.k_scale),
 		VScale:        float32(c.v_scale),
+		VQuant:        Quant(c.v_quant),
 	}
 	if c.rope != nil {
 		layer.Rope = goRope(c.rope)

@@ -114,10 +114,11 @@ type LayerInfo struct {
 	StateBytes    uint64 // all states of the layer, one sequence
 	RegionBytes   uint64 // of that region in one page
 	RegionOffset  uint64 // where the layer's part begins in the region
-	Quant         Quant
+	Quant         Quant  // of K
 	PageSize      int32  // of its group; 0: keeps no pages
 	KScaleBytes   uint64 // of one page, behind V; 0: none
 	VScaleBytes   uint64
+	VQuant        Quant // of V; QuantNone: it is not quantised
 }
 
 func goLayerInfo(c *C.kvc_layer_info) *LayerInfo {
@@ -149,6 +150,7 @@ func goLayerInfo(c *C.kvc_layer_info) *LayerInfo {
 		PageSize:      int32(c.page_size),
 		KScaleBytes:   uint64(c.k_scale_bytes),
 		VScaleBytes:   uint64(c.v_scale_bytes),
+		VQuant:        Quant(c.v_quant),
 	}
 	return out
 }

@@ -173,6 +173,21 @@ func TestAPlanAnswersQuestions(t *testing.T) {
 	}
 	_, err = plan.Layer(2)
 	is(t, err, kvcache.ErrOutOfRange)
+	config := small()
+	config.Layers[0].Quant, config.Layers[0].KDType = kvcache.QuantPerTokenHead, kvcache.I8
+	config.Layers[0].VQuant, config.Layers[0].VDType = kvcache.QuantOff, kvcache.F16
+	config.Layers[1].VQuant, config.Layers[1].VDType = kvcache.QuantPerTensor, kvcache.F8E4M3
+	apart, err := lib.NewPlan(config)
+	ok(t, err)
+	defer apart.Close()
+	first, err := apart.Layer(0)
+	ok(t, err)
+	second, err := apart.Layer(1)
+	ok(t, err)
+	if first.Quant != kvcache.QuantPerTokenHead || first.VQuant != kvcache.QuantNone || first.VDType != kvcache.F16 ||
+		first.VScaleBytes != 0 || second.Quant != kvcache.QuantNone || second.VQuant != kvcache.QuantPerTensor {
+		t.Errorf("%+v, %+v", first, second)
+	}
 	_, err = lib.MinPages()
 	is(t, err, kvcache.ErrInvalidArgument)
 }

@@ -27,16 +27,17 @@ std::shared_ptr<const Plan> require_served(std::shared_ptr<const Plan> plan) {
   for (int32_t local = 0; local < spec.num_local_layers(); ++local) {
     const LayerSpec& layer = spec.layers[local];
     if (!layer.keeps_pages() || layer.is_served_by_cpu()) continue;
-    const bool is_k = layer.k_type.bits != 8;
-    fail_with(
-        KVC_E_UNSUPPORTED, layer.quant,
-        "config.layers[%d].%s = %s with quant = %s (%d) is not supported in OWNED (%d) storage "
-        "on the CPU, whose kernels read types of 8 bits: store one of these, or choose "
-        "config.storage = BORROWED (%d) or NONE (%d), where the host's own kernels attend",
-        spec.layer_begin + local, is_k ? "k_dtype" : "v_dtype",
-        (is_k ? k_type_name(layer) : v_type_name(layer)).c_str(), quant_name(layer.quant),
-        layer.quant, static_cast<int>(KVC_STORAGE_OWNED), static_cast<int>(KVC_STORAGE_BORROWED),
-        static_cast<int>(KVC_STORAGE_NONE));
+    const bool is_k = !layer.is_k_served_by_cpu();
+    const kvc_quant quant = is_k ? layer.k_quant : layer.v_quant;
+    fail_with(KVC_E_UNSUPPORTED, quant,
+              "config.layers[%d].%s = %s with %s = %s (%d) is not supported in OWNED (%d) storage "
+              "on the CPU, whose kernels read types of 8 bits: store one of these, or choose "
+              "config.storage = BORROWED (%d) or NONE (%d), where the host's own kernels attend",
+              spec.layer_begin + local, is_k ? "k_dtype" : "v_dtype",
+              (is_k ? k_type_name(layer) : v_type_name(layer)).c_str(),
+              is_k || layer.v_quant == layer.k_quant ? "quant" : "v_quant", quant_name(quant),
+              quant, static_cast<int>(KVC_STORAGE_OWNED), static_cast<int>(KVC_STORAGE_BORROWED),
+              static_cast<int>(KVC_STORAGE_NONE));
   }
   return plan;
 }
@@ -115,11 +116,14 @@ void CacheCore::require_storage(const char* what) const {
 void CacheCore::require_readable(int32_t local_layer, const char* what) const {
   const LayerSpec& spec_of_layer = layer(local_layer);
   if (gpu() != nullptr || spec_of_layer.is_served_by_cpu()) return;
-  fail_with(KVC_E_UNSUPPORTED, spec_of_layer.quant,
-            "%s: layer %d is stored as %s with quant = %s (%d), which is left to the host's "
+  const bool is_k = !spec_of_layer.is_k_served_by_cpu();
+  const kvc_quant quant = is_k ? spec_of_layer.k_quant : spec_of_layer.v_quant;
+  fail_with(KVC_E_UNSUPPORTED, quant,
+            "%s: %s of layer %d is stored as %s with quant = %s (%d), which is left to the host's "
             "kernels; on the CPU types of 8 bits are supported",
-            what, spec().layer_begin + local_layer, k_type_name(spec_of_layer).c_str(),
-            quant_name(spec_of_layer.quant), spec_of_layer.quant);
+            what, is_k ? "K" : "V", spec().layer_begin + local_layer,
+            (is_k ? k_type_name(spec_of_layer) : v_type_name(spec_of_layer)).c_str(),
+            quant_name(quant), quant);
 }
 
 void CacheCore::require_prefix_index(const char* what) const {

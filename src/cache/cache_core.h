@@ -87,8 +87,8 @@ struct CacheCore {
   void require_readable(int32_t local_layer, const char* what) const;
   // The library can rotate K of the layer that is stored rotated.
   bool can_rotate_keys(int32_t local_layer) const {
-    return gpu() == nullptr ? layer(local_layer).is_served_by_cpu()
-                            : !layer(local_layer).is_quantised();
+    return gpu() == nullptr ? layer(local_layer).is_k_served_by_cpu()
+                            : layer(local_layer).k_quant == KVC_QUANT_NONE;
   }
   // UNSUPPORTED for a cache with CROSS layers, which publishes nothing.
   void require_prefix_index(const char* what) const;

@@ -253,11 +253,11 @@ void ContextShift::check_positions() const {
   for (int32_t layer = 0; layer < spec_.num_local_layers(); ++layer) {
     if (!is_rotated_on_append(spec_, layer) || core_.can_rotate_keys(layer)) continue;
     const LayerSpec& stored = core_.layer(layer);
-    fail_with(KVC_E_UNSUPPORTED, stored.quant,
+    fail_with(KVC_E_UNSUPPORTED, stored.k_quant,
               "kvc_seq_shift: K of layer %d is stored rotated as %s with quant = %s (%d), which "
               "%s does not rotate on",
-              spec_.layer_begin + layer, k_type_name(stored).c_str(), quant_name(stored.quant),
-              stored.quant, spec_.is_on_gpu() ? "CUDA" : "the CPU");
+              spec_.layer_begin + layer, k_type_name(stored).c_str(), quant_name(stored.k_quant),
+              stored.k_quant, spec_.is_on_gpu() ? "CUDA" : "the CPU");
   }
 }
 

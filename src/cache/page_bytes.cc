@@ -36,7 +36,7 @@ UnusedBytes::UnusedBytes(const Plan& plan) {
       add(0, layer.k_bytes);
       add(layer.v_offset, layer.v_bytes);
       add(layer.k_scale_offset, layer.k_scale_bytes);
-      add(layer.k_scale_offset + layer.k_scale_bytes, layer.v_scale_bytes);
+      add(layer.v_scale_offset, layer.v_scale_bytes);
     }
     page_gaps_.push_back(gaps(std::move(used), layout.group_bytes[group]));
   }
@@ -103,11 +103,12 @@ PageConversion::PageConversion(const Plan& plan, const std::string& file_layout,
   for (int32_t local = 0; local < spec_.num_local_layers(); ++local) {
     LayerSpec& layer = spec_.layers[local];
     const std::string prefix = "layers[" + std::to_string(spec_.layer_begin + local) + "].";
-    if (layer.keeps_pages() && !layer.is_quantised()) {
-      (void)read_dtype(file_layout, prefix + "k_dtype", &layer.k_dtype);
+    if (layer.keeps_pages()) {
+      if (layer.k_quant == KVC_QUANT_NONE)
+        (void)read_dtype(file_layout, prefix + "k_dtype", &layer.k_dtype);
       if (layer.v_in_k)
         layer.v_dtype = layer.k_dtype;
-      else
+      else if (layer.v_quant == KVC_QUANT_NONE)
         (void)read_dtype(file_layout, prefix + "v_dtype", &layer.v_dtype);
     }
     for (size_t i = 0; i < layer.states.size(); ++i) {
@@ -149,15 +150,22 @@ void PageConversion::convert_page(size_t group, const std::byte* from, std::byte
     const std::byte* source =
         from + from_.regions[source_layer.region].offset + source_layer.region_offset;
     std::byte* out = to + target.regions[target_layer.region].offset + target_layer.region_offset;
-    if (mine.is_quantised()) {
-      std::memcpy(out, source, static_cast<size_t>(source_layer.page_bytes));
-      continue;
-    }
-    convert(source, theirs.k_dtype, out, mine.k_dtype,
-            source_layer.k_bytes / kernels::dtype_bytes(theirs.k_dtype));
+    const auto copy = [&](int64_t from_offset, int64_t to_offset, int64_t bytes) {
+      std::memcpy(out + to_offset, source + from_offset, static_cast<size_t>(bytes));
+    };
+    if (mine.k_quant != KVC_QUANT_NONE)
+      copy(0, 0, source_layer.k_bytes);
+    else
+      convert(source, theirs.k_dtype, out, mine.k_dtype,
+              source_layer.k_bytes / kernels::dtype_bytes(theirs.k_dtype));
+    copy(source_layer.k_scale_offset, target_layer.k_scale_offset, source_layer.k_scale_bytes);
+    copy(source_layer.v_scale_offset, target_layer.v_scale_offset, source_layer.v_scale_bytes);
     if (source_layer.v_bytes == 0) continue;
-    convert(source + source_layer.v_offset, theirs.v_dtype, out + target_layer.v_offset,
-            mine.v_dtype, source_layer.v_bytes / kernels::dtype_bytes(theirs.v_dtype));
+    if (mine.v_quant != KVC_QUANT_NONE)
+      copy(source_layer.v_offset, target_layer.v_offset, source_layer.v_bytes);
+    else
+      convert(source + source_layer.v_offset, theirs.v_dtype, out + target_layer.v_offset,
+              mine.v_dtype, source_layer.v_bytes / kernels::dtype_bytes(theirs.v_dtype));
   }
 }
 

@@ -125,8 +125,10 @@ kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
   info.num_kv_heads = layer.num_kv_heads;
   info.k_dim = layer.k_dim;
   info.v_dim = layer.v_dim;
-  info.k_dtype = layer.is_quantised() ? layer.k_type : kvc::dtype_to_dlpack(layer.k_dtype);
-  info.v_dtype = layer.is_quantised() ? layer.v_type : kvc::dtype_to_dlpack(layer.v_dtype);
+  info.k_dtype =
+      layer.k_quant != KVC_QUANT_NONE ? layer.k_type : kvc::dtype_to_dlpack(layer.k_dtype);
+  info.v_dtype =
+      layer.v_quant != KVC_QUANT_NONE ? layer.v_type : kvc::dtype_to_dlpack(layer.v_dtype);
   info.page_bytes = static_cast<uint64_t>(layout.page_bytes);
   info.k_page_bytes = static_cast<uint64_t>(layout.k_bytes);
   info.v_page_bytes = static_cast<uint64_t>(layout.v_bytes);
@@ -145,7 +147,8 @@ kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
     info.region_bytes = static_cast<uint64_t>(plan.layout().regions[info.region].bytes);
     info.region_offset = static_cast<uint64_t>(place.region_offset);
   }
-  info.quant = layer.quant;
+  info.quant = layer.k_quant;
+  info.v_quant = layer.v_quant;
   if (info.group >= 0) info.page_size = spec.layer_page_size(static_cast<int32_t>(local));
   info.k_scale_bytes = static_cast<uint64_t>(layout.k_scale_bytes);
   info.v_scale_bytes = static_cast<uint64_t>(layout.v_scale_bytes);

@@ -48,30 +48,36 @@ AppendParams append_params(const LayerSpec& layer, int32_t page_size, const Toke
 }
 
 NewKeyBytes new_key_bytes(const LayerSpec& layer) {
+  const auto scale_bytes = [&](kvc_quant quant) {
+    return quant == KVC_QUANT_PER_TOKEN_HEAD
+               ? layer.num_kv_heads * static_cast<int64_t>(sizeof(float))
+               : 0;
+  };
   return {layer.num_kv_heads * layer.k_dim * kernels::dtype_bytes(layer.k_dtype),
           layer.num_kv_heads * layer.v_dim * kernels::dtype_bytes(layer.v_dtype),
-          layer.quant == KVC_QUANT_PER_TOKEN_HEAD
-              ? layer.num_kv_heads * static_cast<int64_t>(sizeof(float))
-              : 0};
+          scale_bytes(layer.k_quant), scale_bytes(layer.v_quant)};
 }
 
 void place_new_keys(const LayerSpec& layer, int64_t num_rows, std::byte* k, std::byte* v,
                     AttnParams* params) {
   const NewKeyBytes bytes = new_key_bytes(layer);
-  const auto rows = [&](std::byte* base, int64_t token_bytes, kernels::DType dtype, float scale) {
+  const auto rows = [&](std::byte* base, int64_t token_bytes, int64_t scale_token,
+                        kernels::DType dtype, float scale) {
     kernels::PagedRows placed{base, token_bytes, token_bytes / layer.num_kv_heads, token_bytes,
                               dtype};
     placed.scales.shared = scale;
-    if (bytes.scale_token != 0) {
+    if (scale_token != 0) {
       placed.scales = {.base = base + NewKeyBytes::scales_at(num_rows * token_bytes),
-                       .page_stride = bytes.scale_token,
+                       .page_stride = scale_token,
                        .head_stride = sizeof(float),
-                       .token_stride = bytes.scale_token};
+                       .token_stride = scale_token};
     }
     return placed;
   };
-  params->k = rows(k, bytes.k_token, layer.k_dtype, layer.k_scale);
-  params->v = v == nullptr ? params->k : rows(v, bytes.v_token, layer.v_dtype, layer.v_scale);
+  params->k = rows(k, bytes.k_token, bytes.k_scale_token, layer.k_dtype, layer.k_scale);
+  params->v = v == nullptr
+                  ? params->k
+                  : rows(v, bytes.v_token, bytes.v_scale_token, layer.v_dtype, layer.v_scale);
   params->page_size = INT_MAX;
 }
 

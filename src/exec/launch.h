@@ -61,11 +61,11 @@ void set_rotations(const Spec& spec, const AttnCall& call, bool has_two_q_rotati
 // one "page" per sequence, which starts at its first row.
 // Quantised ones have a plane of their scales behind the rows, [rows][heads].
 struct NewKeyBytes {
-  int64_t k_token, v_token;  // Bytes of all heads of a token.
-  int64_t scale_token;       // Bytes of their scales; 0: they have none.
+  int64_t k_token, v_token;              // Bytes of all heads of a token.
+  int64_t k_scale_token, v_scale_token;  // Bytes of their scales; 0: they have none.
 
-  int64_t k_bytes(int64_t rows) const { return scales_at(rows * k_token) + rows * scale_token; }
-  int64_t v_bytes(int64_t rows) const { return scales_at(rows * v_token) + rows * scale_token; }
+  int64_t k_bytes(int64_t rows) const { return scales_at(rows * k_token) + rows * k_scale_token; }
+  int64_t v_bytes(int64_t rows) const { return scales_at(rows * v_token) + rows * v_scale_token; }
   static int64_t scales_at(int64_t row_bytes) { return align_up(row_bytes, sizeof(float)); }
 };
 NewKeyBytes new_key_bytes(const LayerSpec& layer);

@@ -159,13 +159,14 @@ void PagePool::make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_p
 
 kernels::RowScales PagePool::row_scales(int32_t local_layer, bool is_v) const {
   const LayerSpec& spec = plan_->spec().layers[local_layer];
-  if (spec.quant == KVC_QUANT_PER_TENSOR)
+  const kvc_quant quant = is_v ? spec.v_quant : spec.k_quant;
+  if (quant == KVC_QUANT_PER_TENSOR)
     return {.shared = is_v && !spec.v_in_k ? spec.v_scale : spec.k_scale};
-  if (spec.quant != KVC_QUANT_PER_TOKEN_HEAD) return {};
+  if (quant != KVC_QUANT_PER_TOKEN_HEAD) return {};
   const LayerLayout& layout = plan_->layout().layers[local_layer];
   const LayerPages pages = layer(local_layer);
   constexpr auto kBytes = static_cast<int64_t>(sizeof(float));
-  return {.base = pages.base + layout.k_scale_offset + (is_v ? layout.k_scale_bytes : 0),
+  return {.base = pages.base + (is_v ? layout.v_scale_offset : layout.k_scale_offset),
           .page_stride = pages.page_stride,
           .head_stride = plan_->spec().layer_page_size(local_layer) * kBytes,
           .token_stride = kBytes};
@@ -228,7 +229,7 @@ void PagePool::copy_quantised_token(int32_t local_layer, int64_t from_page, int6
   copy(0, row.k);
   copy(layout.v_offset, row.v);
   copy(layout.k_scale_offset, row.k_scale);
-  copy(layout.k_scale_offset + layout.k_scale_bytes, row.v_scale);
+  copy(layout.v_scale_offset, row.v_scale);
 }
 
 // Both arrangements belong to the library, so pages lie one behind the other.

@@ -29,19 +29,23 @@ int64_t scale_bytes(kvc_quant quant, int32_t dim) {
 
 RowBytes row_bytes(const LayerSpec& layer) {
   RowBytes row;
-  const int32_t v_dim = layer.v_in_k ? 0 : layer.v_dim;
-  if (!layer.is_quantised()) {
-    row.k_alignment = kernels::dtype_bytes(layer.k_dtype);
-    row.v_alignment = kernels::dtype_bytes(layer.v_dtype);
-    row.k = layer.k_dim * row.k_alignment;
-    row.v = v_dim * row.v_alignment;
-    return row;
-  }
-  row.k = int64_t{layer.k_dim} * layer.k_type.bits / 8;
-  row.v = int64_t{v_dim} * layer.v_type.bits / 8;
-  row.k_scale = scale_bytes(layer.quant, layer.k_dim);
-  row.v_scale = v_dim == 0 ? 0 : scale_bytes(layer.quant, layer.v_dim);
-  if (layer.quant == KVC_QUANT_PER_TOKEN_HEAD) row.scale_alignment = sizeof(float);
+  const auto measure = [](kvc_quant quant, kernels::DType dtype, DLDataType type, int32_t dim,
+                          int64_t* bytes, int64_t* alignment, int64_t* scale,
+                          int64_t* scale_alignment) {
+    if (quant == KVC_QUANT_NONE) {
+      *alignment = kernels::dtype_bytes(dtype);
+      *bytes = dim * *alignment;
+      return;
+    }
+    *bytes = int64_t{dim} * type.bits / 8;
+    *scale = scale_bytes(quant, dim);
+    if (quant == KVC_QUANT_PER_TOKEN_HEAD) *scale_alignment = sizeof(float);
+  };
+  measure(layer.k_quant, layer.k_dtype, layer.k_type, layer.k_dim, &row.k, &row.k_alignment,
+          &row.k_scale, &row.k_scale_alignment);
+  if (layer.v_in_k) return row;
+  measure(layer.v_quant, layer.v_dtype, layer.v_type, layer.v_dim, &row.v, &row.v_alignment,
+          &row.v_scale, &row.v_scale_alignment);
   return row;
 }
 
@@ -56,7 +60,8 @@ bool stores_type(kvc_quant quant, DLDataType type) {
 }
 
 const char* quant_name(kvc_quant quant) {
-  static constexpr const char* kNames[] = {"NONE", "PER_TENSOR", "PER_TOKEN_HEAD", "BLOCK16"};
+  static constexpr const char* kNames[] = {"NONE", "PER_TENSOR", "PER_TOKEN_HEAD", "BLOCK16",
+                                           "OFF"};
   return quant >= 0 && quant < static_cast<kvc_quant>(std::size(kNames)) ? kNames[quant] : "?";
 }
 
@@ -87,7 +92,8 @@ LayerLayout make_layer_layout(const LayerSpec& layer, int32_t page_size) {
   LayerLayout part;
   const RowBytes row = row_bytes(layer);
   const int64_t rows = static_cast<int64_t>(layer.num_kv_heads) * page_size;
-  part.alignment = std::max({row.k_alignment, row.v_alignment, row.scale_alignment});
+  part.alignment =
+      std::max({row.k_alignment, row.v_alignment, row.k_scale_alignment, row.v_scale_alignment});
   part.k_bytes = rows * row.k;
   part.v_bytes = rows * row.v;
   part.v_offset = layer.v_in_k ? 0 : align_up(part.k_bytes, row.v_alignment);
@@ -95,8 +101,12 @@ LayerLayout make_layer_layout(const LayerSpec& layer, int32_t page_size) {
   part.v_scale_bytes = rows * row.v_scale;
   int64_t end = std::max(part.k_bytes, part.v_offset + part.v_bytes);
   if (part.k_scale_bytes != 0) {
-    part.k_scale_offset = align_up(end, row.scale_alignment);
-    end = part.k_scale_offset + part.k_scale_bytes + part.v_scale_bytes;
+    part.k_scale_offset = align_up(end, row.k_scale_alignment);
+    end = part.k_scale_offset + part.k_scale_bytes;
+  }
+  if (part.v_scale_bytes != 0) {
+    part.v_scale_offset = align_up(end, row.v_scale_alignment);
+    end = part.v_scale_offset + part.v_scale_bytes;
   }
   part.page_bytes = align_up(end, part.alignment);
   part.bytes_per_token = layer.num_kv_heads * row.total();
@@ -279,11 +289,11 @@ void write_layer(const Spec& spec, int32_t local, Fields& fields) {
     fields.set_number("v_in_k", layer.v_in_k ? 1 : 0);
     fields.text("k_dtype", k_type_name(layer));
     if (!layer.v_in_k) fields.text("v_dtype", v_type_name(layer));
-    fields.set_number("quant", layer.quant);
-    if (layer.quant == KVC_QUANT_PER_TENSOR) {
-      fields.real("k_scale", layer.k_scale);
-      fields.real("v_scale", layer.v_scale);
-    }
+    fields.set_number("quant", layer.k_quant);
+    if (layer.v_quant != layer.k_quant)
+      fields.number("v_quant", layer.v_quant == KVC_QUANT_NONE ? KVC_QUANT_OFF : layer.v_quant);
+    if (layer.k_quant == KVC_QUANT_PER_TENSOR) fields.real("k_scale", layer.k_scale);
+    if (layer.v_quant == KVC_QUANT_PER_TENSOR) fields.real("v_scale", layer.v_scale);
     if (layer.rope >= 0) fields.number("rope", layer.rope);
   }
   for (size_t i = 0; i < layer.states.size(); ++i) {

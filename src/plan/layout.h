@@ -20,7 +20,8 @@ struct RowBytes {
   int64_t v_scale = 0;
   int64_t k_alignment = 1;
   int64_t v_alignment = 1;
-  int64_t scale_alignment = 1;
+  int64_t k_scale_alignment = 1;
+  int64_t v_scale_alignment = 1;
 
   int64_t total() const { return k + v + k_scale + v_scale; }
 };
@@ -39,9 +40,10 @@ const char* quant_types(kvc_quant quant);
 
 // One layer's part of a page, with P = page_size of its layer group: K [num_kv_heads][P][k_dim],
 // then V [num_kv_heads][P][v_dim]. V is absent (v_bytes 0, v_offset 0) when it is the beginning of
-// K. `v_offset` is k_bytes, rounded up only when V's element needs it. Quantised layers then have
-// the scales of K [num_kv_heads][P] (BLOCK16: [num_kv_heads][P][k_dim / 16]) at `k_scale_offset`,
-// rounded up likewise, and the scales of V behind them. All fields are 0 in layers without pages.
+// K. `v_offset` is k_bytes, rounded up only when V's element needs it. Then a quantised K has its
+// scales [num_kv_heads][P] (BLOCK16: [num_kv_heads][P][k_dim / 16]) at `k_scale_offset`, and a
+// quantised V at `v_scale_offset`, each rounded up likewise. All fields are 0 in layers without
+// pages.
 struct LayerLayout {
   int64_t k_bytes = 0;
   int64_t v_bytes = 0;
@@ -51,9 +53,10 @@ struct LayerLayout {
   int64_t alignment = 1;
   int32_t region = -1;
   int64_t region_offset = 0;  // Offset of the layer's part in the region.
-  int64_t k_scale_bytes = 0;  // Bytes per page; quantised storage only.
+  int64_t k_scale_bytes = 0;  // Bytes per page.
   int64_t v_scale_bytes = 0;
-  int64_t k_scale_offset = 0;
+  int64_t k_scale_offset = 0;  // 0 where there are none.
+  int64_t v_scale_offset = 0;
   std::vector<int64_t> state_offsets;  // Offset of each state in a state slot.
   int64_t state_bytes = 0;
 };

@@ -256,8 +256,8 @@ std::string shape_key(const LayerSpec& layer) {
   for (const int64_t number :
        {int64_t{layer.kind}, int64_t{layer.kind == KVC_LAYER_SHARED ? layer.source : -1},
         int64_t{layer.num_q_heads}, int64_t{layer.num_kv_heads}, int64_t{layer.k_dim},
-        int64_t{layer.v_dim}, int64_t{layer.quant}, int64_t{layer.v_in_k}, int64_t{layer.window},
-        int64_t{layer.chunk}, static_cast<int64_t>(layer.states.size())})
+        int64_t{layer.v_dim}, int64_t{layer.k_quant}, int64_t{layer.v_quant}, int64_t{layer.v_in_k},
+        int64_t{layer.window}, int64_t{layer.chunk}, static_cast<int64_t>(layer.states.size())})
     key += " " + std::to_string(number);
   return key;
 }
@@ -291,6 +291,15 @@ std::string kind_text(const LayerSpec& layer, int32_t layer_begin) {
   return text;
 }
 
+// Text such as "PER_TENSOR", or "PER_TOKEN_HEAD/-" where K alone is quantised.
+std::string quant_text(const LayerSpec& layer) {
+  const auto name = [](kvc_quant quant) {
+    return quant == KVC_QUANT_NONE ? "-" : quant_name(quant);
+  };
+  if (layer.k_quant == layer.v_quant) return name(layer.k_quant);
+  return std::string(name(layer.k_quant)) + "/" + name(layer.v_quant);
+}
+
 void describe_layers(const Plan& plan, std::string& text) {
   const Spec& spec = plan.spec();
   append_format(text, "%6s  %-24s %8s %9s %6s %6s %-13s %-13s %-14s %12s  %s\n", "layers", "kind",
@@ -311,8 +320,7 @@ void describe_layers(const Plan& plan, std::string& text) {
     if (layer.num_q_heads != 0) {
       append_format(text, "%8d %9d %6d %6d %-13s %-13s %-14s %12lld", layer.num_q_heads,
                     layer.num_kv_heads, layer.k_dim, layer.v_dim, k_type_name(layer).c_str(),
-                    v_type_name(layer).c_str(),
-                    layer.is_quantised() ? quant_name(layer.quant) : "-",
+                    v_type_name(layer).c_str(), quant_text(layer).c_str(),
                     ll(plan.layout().layers[first].bytes_per_token));
     } else {
       append_format(text, "%88s", "");
@@ -514,10 +522,11 @@ void write_layer(const Plan& plan, size_t local, std::string& text) {
       layer.num_q_heads, layer.num_kv_heads, layer.k_dim, layer.v_dim, ll(layer.window),
       ll(layer.chunk));
   append_format(text,
-                "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", \"region\": %d, "
-                "\"region_offset\": %lld, ",
+                "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", "
+                "\"v_quant\": \"%s\", \"region\": %d, \"region_offset\": %lld, ",
                 k_type_name(layer).c_str(), v_type_name(layer).c_str(),
-                json_quant_name(layer.quant), plan.layout().layers[source].region,
+                json_quant_name(layer.k_quant), json_quant_name(layer.v_quant),
+                plan.layout().layers[source].region,
                 ll(plan.layout().layers[source].region_offset));
   append_format(text, "\"page_bytes\": %lld, \"bytes_per_token\": %lld, \"state_bytes\": %lld}",
                 ll(layout.page_bytes), ll(layout.bytes_per_token), ll(layout.state_bytes));

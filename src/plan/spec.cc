@@ -16,11 +16,11 @@
 namespace kvc {
 
 std::string k_type_name(const LayerSpec& layer) {
-  return layer.is_quantised() ? describe(layer.k_type).text : dtype_name(layer.k_dtype);
+  return layer.k_quant != KVC_QUANT_NONE ? describe(layer.k_type).text : dtype_name(layer.k_dtype);
 }
 
 std::string v_type_name(const LayerSpec& layer) {
-  return layer.is_quantised() ? describe(layer.v_type).text : dtype_name(layer.v_dtype);
+  return layer.v_quant != KVC_QUANT_NONE ? describe(layer.v_type).text : dtype_name(layer.v_dtype);
 }
 
 const char* storage_name(kvc_storage storage) {
@@ -272,7 +272,10 @@ class LayerReader {
                   field("kind").c_str(), in_.kind, "ATTENTION (0) to NONE (5) are");
     refuse_unless(in_.quant >= KVC_QUANT_NONE && in_.quant <= KVC_QUANT_BLOCK16,
                   field("quant").c_str(), in_.quant, "NONE (0) to BLOCK16 (3) are");
+    refuse_unless(in_.v_quant >= KVC_QUANT_NONE && in_.v_quant <= KVC_QUANT_OFF,
+                  field("v_quant").c_str(), in_.v_quant, "NONE (0) to OFF (4) are");
     refuse_unless(in_.reserved == 0, field("reserved").c_str(), in_.reserved, "0 is");
+    refuse_unless(in_.reserved_2 == 0, field("reserved_2").c_str(), in_.reserved_2, "0 is");
     refuse_unless((in_.flags & ~KVC_LAYER_V_IS_K) == 0, field("flags").c_str(), in_.flags,
                   "V_IS_K (1) is");
     spec_.kind = in_.kind;
@@ -320,8 +323,9 @@ class LayerReader {
 
   void refuse_heads() const {
     refuse_field("quant", in_.quant);
-    (void)scale_of(in_.k_scale, "k_scale");
-    (void)scale_of(in_.v_scale, "v_scale");
+    refuse_field("v_quant", in_.v_quant);
+    (void)scale_of(in_.k_scale, "k_scale", k_half());
+    (void)scale_of(in_.v_scale, "v_scale", k_half());
     refuse_field("num_q_heads", in_.num_q_heads);
     refuse_field("num_kv_heads", in_.num_kv_heads);
     refuse_field("k_dim", in_.k_dim);
@@ -345,31 +349,59 @@ class LayerReader {
     spec_.chunk = in_.chunk;
   }
 
-  // SHARED layers store rows as their source does. STATE and NONE layers store no rows.
-  void read_storage_types() {
-    spec_.quant = in_.quant;
-    spec_.k_scale = scale_of(in_.k_scale, "k_scale");
-    spec_.v_scale = scale_of(in_.v_scale, "v_scale");
-    if (spec_.quant == KVC_QUANT_NONE) {
-      spec_.k_dtype = storage_type(in_.k_dtype, DType::kBF16, "k_dtype");
-      spec_.v_dtype = storage_type(in_.v_dtype, spec_.k_dtype, "v_dtype");
-      spec_.k_type = dtype_to_dlpack(spec_.k_dtype);
-      spec_.v_type = dtype_to_dlpack(spec_.v_dtype);
-      return;
-    }
-    spec_.k_type = quantised_type(
-        is_unset(in_.k_dtype) ? DLDataType{kDLBfloat, 16, 1} : in_.k_dtype, "k_dtype");
-    spec_.v_type = is_unset(in_.v_dtype) ? spec_.k_type : quantised_type(in_.v_dtype, "v_dtype");
-    if (spec_.k_type.bits == 8) spec_.k_dtype = quantised_dtype(spec_.k_type);
-    if (spec_.v_type.bits == 8) spec_.v_dtype = quantised_dtype(spec_.v_type);
+  // What a half is quantised with, and the field that says so.
+  struct Half {
+    kvc_quant quant;
+    const char* field;
+    kvc_quant given;  // Its value: V's NONE is OFF.
+  };
+  Half k_half() const { return {in_.quant, "quant", in_.quant}; }
+  Half v_half() const {
+    if (in_.v_quant == 0) return k_half();
+    return {in_.v_quant == KVC_QUANT_OFF ? KVC_QUANT_NONE : in_.v_quant, "v_quant", in_.v_quant};
   }
 
-  float scale_of(float scale, const char* name) const {
+  // SHARED layers store rows as their source does. STATE and NONE layers store no rows.
+  void read_storage_types() {
+    const Half k = k_half(), v = v_half();
+    spec_.k_quant = k.quant;
+    spec_.v_quant = v.quant;
+    spec_.k_scale = scale_of(in_.k_scale, "k_scale", k);
+    spec_.v_scale = scale_of(in_.v_scale, "v_scale", v);
+    constexpr DLDataType kDefault{kDLBfloat, 16, 1};
+    const DLDataType k_type = is_unset(in_.k_dtype) ? kDefault : in_.k_dtype;
+    read_half(k, k_type, "k_dtype", &spec_.k_type, &spec_.k_dtype);
+    DLDataType v_type = in_.v_dtype;
+    if (is_unset(v_type)) {
+      v_type = k.quant == v.quant ? k_type : kDefault;
+      if (k.quant != v.quant && v.quant != KVC_QUANT_NONE) {
+        fail_with(KVC_E_INVALID_ARGUMENT, v.quant,
+                  "%s is not set with v_quant = %s (%d) and quant = %s (%d), which K alone has: "
+                  "expected %s",
+                  field("v_dtype").c_str(), quant_name(v.quant), v.quant, quant_name(k.quant),
+                  k.quant, quant_types(v.quant));
+      }
+    }
+    read_half(v, v_type, "v_dtype", &spec_.v_type, &spec_.v_dtype);
+  }
+
+  void read_half(const Half& half, DLDataType given, const char* name, DLDataType* type,
+                 DType* dtype) const {
+    if (half.quant == KVC_QUANT_NONE) {
+      *dtype = storage_type(given, DType::kBF16, name);
+      *type = dtype_to_dlpack(*dtype);
+      return;
+    }
+    *type = quantised_type(given, name, half);
+    if (type->bits == 8) *dtype = quantised_dtype(*type);
+  }
+
+  float scale_of(float scale, const char* name, const Half& half) const {
     if (scale == 0) return 1;
-    if (in_.quant != KVC_QUANT_PER_TENSOR) {
-      fail_with(KVC_E_INVALID_ARGUMENT, in_.quant,
-                "%s = %g with quant = %s (%d): only PER_TENSOR (%d) has one", field(name).c_str(),
-                static_cast<double>(scale), quant_name(in_.quant), in_.quant,
+    if (half.quant != KVC_QUANT_PER_TENSOR) {
+      fail_with(KVC_E_INVALID_ARGUMENT, half.quant,
+                "%s = %g with %s = %s (%d): only PER_TENSOR (%d) has one", field(name).c_str(),
+                static_cast<double>(scale), half.field, quant_name(half.given), half.given,
                 static_cast<int>(KVC_QUANT_PER_TENSOR));
     }
     if (!std::isfinite(scale) || scale < 0) {
@@ -383,29 +415,38 @@ class LayerReader {
     return type.code == 0 && type.bits == 0 && type.lanes == 0;
   }
 
-  DLDataType quantised_type(DLDataType type, const char* name) const {
-    if (!stores_type(in_.quant, type)) {
-      fail_with(KVC_E_INVALID_ARGUMENT, in_.quant, "%s = %s with quant = %s (%d): expected %s",
-                field(name).c_str(), describe(type).text, quant_name(in_.quant), in_.quant,
-                quant_types(in_.quant));
+  DLDataType quantised_type(DLDataType type, const char* name, const Half& half) const {
+    if (!stores_type(half.quant, type)) {
+      fail_with(KVC_E_INVALID_ARGUMENT, half.quant, "%s = %s with %s = %s (%d): expected %s",
+                field(name).c_str(), describe(type).text, half.field, quant_name(half.quant),
+                half.quant, quant_types(half.quant));
     }
     return type;
   }
 
   // Rows of 4-bit elements begin at bytes, and blocks that share a scale are whole.
-  void check_quantised_dim(int32_t dim, DLDataType type, const char* name) const {
-    if (!spec_.is_quantised()) return;
-    const int32_t unit = spec_.quant == KVC_QUANT_BLOCK16 ? kScaleBlock : type.bits == 4 ? 2 : 1;
+  void check_quantised_dim(int32_t dim, DLDataType type, const char* name, const Half& half) const {
+    if (half.quant == KVC_QUANT_NONE) return;
+    const int32_t unit = half.quant == KVC_QUANT_BLOCK16 ? kScaleBlock : type.bits == 4 ? 2 : 1;
     if (dim % unit != 0) {
       fail_with(KVC_E_INVALID_ARGUMENT, dim,
-                "%s = %d with %s and quant = %s (%d): expected a multiple of %d",
-                field(name).c_str(), dim, describe(type).text, quant_name(in_.quant), in_.quant,
-                unit);
+                "%s = %d with %s and %s = %s (%d): expected a multiple of %d", field(name).c_str(),
+                dim, describe(type).text, half.field, quant_name(half.quant), half.quant, unit);
     }
   }
 
+  // One row holds both where V lies inside K, as the field `name` says.
+  void refuse_apart(const char* name, int64_t value) const {
+    if (v_half().quant == k_half().quant) return;
+    fail_with(KVC_E_INVALID_ARGUMENT, in_.v_quant,
+              "%s = %s (%d) with quant = %s (%d) and %s = %lld: where V lies inside K, V is stored "
+              "as K is; expected 0",
+              field("v_quant").c_str(), quant_name(in_.v_quant), in_.v_quant, quant_name(in_.quant),
+              in_.quant, name, ll(value));
+  }
+
   void refuse_scales_inside_rows(const char* name, int64_t value) const {
-    if (spec_.is_quantised() && spec_.quant != KVC_QUANT_PER_TENSOR) {
+    if (spec_.is_quantised() && spec_.k_quant != KVC_QUANT_PER_TENSOR) {
       fail_with(KVC_E_UNSUPPORTED, in_.quant,
                 "%s = %s (%d) with %s = %lld is not supported: where V lies inside K, NONE (0) and "
                 "PER_TENSOR (1) are",
@@ -443,10 +484,11 @@ class LayerReader {
     read_query_heads();
     spec_.k_dim = in_.k_dim;
     spec_.v_dim = in_.v_dim == 0 ? in_.k_dim : in_.v_dim;
-    read_storage_types();
-    check_quantised_dim(spec_.k_dim, spec_.k_type, "k_dim");
-    check_quantised_dim(spec_.v_dim, spec_.v_type, "v_dim");
     spec_.v_in_k = (in_.flags & KVC_LAYER_V_IS_K) != 0;
+    if (spec_.v_in_k) refuse_apart("flags", in_.flags);
+    read_storage_types();
+    check_quantised_dim(spec_.k_dim, spec_.k_type, "k_dim", k_half());
+    check_quantised_dim(spec_.v_dim, spec_.v_type, "v_dim", v_half());
     if (spec_.v_in_k && (spec_.v_dim != spec_.k_dim || !same_type(spec_.v_type, spec_.k_type))) {
       fail_with(
           KVC_E_INVALID_ARGUMENT, spec_.v_dim,
@@ -482,6 +524,7 @@ class LayerReader {
     spec_.k_dim = in_.latent_rank + in_.latent_rope_dim;
     spec_.v_dim = in_.latent_rank;
     spec_.v_in_k = true;
+    refuse_apart("latent_rank", in_.latent_rank);
     read_storage_types();
     if (!same_type(spec_.v_type, spec_.k_type)) {
       fail(KVC_E_INVALID_ARGUMENT, "%s = %s differs from k_dtype = %s: one latent row holds both",
@@ -558,7 +601,9 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
   must_match("num_kv_heads", in.num_kv_heads, source.num_kv_heads);
   must_match("k_dim", in.k_dim, source.k_dim);
   must_match("v_dim", in.v_dim, source.v_dim);
-  must_match("quant", in.quant, source.quant);
+  must_match("quant", in.quant, source.k_quant);
+  must_match("v_quant", in.v_quant,
+             source.v_quant == KVC_QUANT_NONE ? KVC_QUANT_OFF : source.v_quant);
   check_range(reader.field("num_q_heads").c_str(), in.num_q_heads, 0, kMaxHeads);
   if (in.num_q_heads % source.num_kv_heads != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, in.num_q_heads,

@@ -35,10 +35,11 @@ struct LayerSpec {
   int32_t v_dim = 0;
   kernels::DType k_dtype = kernels::DType::kBF16;
   kernels::DType v_dtype = kernels::DType::kBF16;
-  // When it is not NONE, k_type and v_type give the stored types. k_dtype and v_dtype are then set
-  // for types of 8 bits only.
-  kvc_quant quant = KVC_QUANT_NONE;
-  float k_scale = 1, v_scale = 1;  // PER_TENSOR.
+  // NONE to BLOCK16. Of a quantised half k_type or v_type is the stored type, and k_dtype or
+  // v_dtype is set for types of 8 bits only.
+  kvc_quant k_quant = KVC_QUANT_NONE;
+  kvc_quant v_quant = KVC_QUANT_NONE;  // Where V lies in K: k_quant.
+  float k_scale = 1, v_scale = 1;      // PER_TENSOR.
   DLDataType k_type{};
   DLDataType v_type{};
   int32_t rope = -1;
@@ -56,11 +57,12 @@ struct LayerSpec {
   int32_t region = -1;  // Index into Layout::regions; -1: no pages.
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
-  bool is_quantised() const { return quant != KVC_QUANT_NONE; }
+  // K, V or both.
+  bool is_quantised() const { return k_quant != KVC_QUANT_NONE || v_quant != KVC_QUANT_NONE; }
   // The kernels of the CPU read and write its rows.
-  bool is_served_by_cpu() const {
-    return !is_quantised() || (k_type.bits == 8 && v_type.bits == 8);
-  }
+  bool is_k_served_by_cpu() const { return k_quant == KVC_QUANT_NONE || k_type.bits == 8; }
+  bool is_v_served_by_cpu() const { return v_quant == KVC_QUANT_NONE || v_type.bits == 8; }
+  bool is_served_by_cpu() const { return is_k_served_by_cpu() && is_v_served_by_cpu(); }
   bool is_mla() const { return latent_rank != 0; }
   bool keeps_pages() const {
     return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA || kind == KVC_LAYER_CROSS;

@@ -220,6 +220,135 @@ TEST(PlanQuant, RefusesContradictionsByName) {
   refused(KVC_E_INVALID_ARGUMENT, {"layers[1].quant = 1", "NONE"}, layer);
 }
 
+TEST(PlanQuant, KAndVAreStoredApart) {
+  kvc_layer k_alone = quantised(KVC_QUANT_PER_TOKEN_HEAD, kInt8);
+  k_alone.v_quant = KVC_QUANT_OFF;
+  kvc_layer v_alone = quantised(KVC_QUANT_NONE, {kDLFloat, 16, 1});
+  v_alone.v_quant = KVC_QUANT_PER_TENSOR;
+  v_alone.v_dtype = kFloat8;
+  v_alone.v_scale = 0.5f;
+  kvc_layer two_kinds = quantised(KVC_QUANT_PER_TENSOR, kFloat8);
+  two_kinds.v_quant = KVC_QUANT_PER_TOKEN_HEAD;
+  two_kinds.v_dtype = kInt8;
+  kvc_layer same = quantised(KVC_QUANT_PER_TOKEN_HEAD, kInt8);
+  same.v_quant = KVC_QUANT_PER_TOKEN_HEAD;
+  kvc_layer off = quantised(KVC_QUANT_NONE, {kDLFloat, 16, 1});
+  off.v_quant = KVC_QUANT_OFF;
+  Net net({k_alone, v_alone, two_kinds, same, off, shared_layer(0)});
+  const PlanHandle plan(net.config);
+  EXPECT_EQ(plan.layer(0).quant, KVC_QUANT_PER_TOKEN_HEAD);
+  EXPECT_EQ(plan.layer(0).v_quant, KVC_QUANT_NONE);
+  EXPECT_EQ(plan.layer(0).v_dtype.code, kDLBfloat) << "the default of OFF";
+  EXPECT_EQ(plan.layer(0).v_dtype.bits, 16);
+  EXPECT_EQ(plan.layer(0).k_scale_bytes, 2u * 4 * 4);
+  EXPECT_EQ(plan.layer(0).v_scale_bytes, 0u);
+  EXPECT_EQ(plan.layer(0).bytes_per_token, 2u * (32 + 4 + 64));
+  EXPECT_EQ(plan.layer(1).quant, KVC_QUANT_NONE);
+  EXPECT_EQ(plan.layer(1).v_quant, KVC_QUANT_PER_TENSOR);
+  EXPECT_EQ(plan.layer(1).k_dtype.bits, 16);
+  EXPECT_EQ(plan.layer(1).v_dtype.code, kDLFloat8_e4m3fn);
+  EXPECT_EQ(plan.layer(1).bytes_per_token, 2u * (64 + 32));
+  EXPECT_EQ(plan.layer(2).k_scale_bytes, 0u);
+  EXPECT_EQ(plan.layer(2).v_scale_bytes, 2u * 4 * 4);
+  EXPECT_EQ(plan.layer(3).v_quant, KVC_QUANT_PER_TOKEN_HEAD);
+  EXPECT_EQ(plan.layer(3).v_dtype.code, kDLInt) << "k_dtype, where both are of one kind";
+  EXPECT_EQ(plan.layer(4).v_quant, KVC_QUANT_NONE);
+  EXPECT_EQ(plan.layer(4).v_dtype.code, kDLFloat) << "k_dtype";
+  EXPECT_EQ(plan.layer(5).v_quant, KVC_QUANT_NONE) << "the source's";
+  EXPECT_EQ(plan.layer(5).quant, KVC_QUANT_PER_TOKEN_HEAD);
+  const nlohmann::json json = nlohmann::json::parse(plan.text(kvc_plan_to_json)).at("layers");
+  EXPECT_EQ(json.at(0).at("quant"), "per_token_head");
+  EXPECT_EQ(json.at(0).at("v_quant"), "none");
+  EXPECT_EQ(json.at(1).at("v_quant"), "per_tensor");
+  EXPECT_EQ(json.at(3).at("v_quant"), "per_token_head");
+  const std::string text = plan.text(kvc_plan_describe);
+  for (const char* part : {"PER_TOKEN_HEAD/-", "-/PER_TENSOR", "PER_TENSOR/PER_TOKEN_HEAD"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+// Files of earlier versions are loaded by it.
+TEST(PlanQuant, FingerprintsOfOneKindForBothStayAsTheyWere) {
+  kvc_layer scaled = quantised(KVC_QUANT_PER_TENSOR, kFloat8);
+  scaled.k_scale = 0.5f;
+  Net net(
+      {scaled, quantised(KVC_QUANT_PER_TOKEN_HEAD, kInt8), quantised(KVC_QUANT_BLOCK16, kFloat4)});
+  const std::string before = PlanHandle(net.config).text(kvc_layout_fingerprint);
+  EXPECT_EQ(before,
+            "kvcache-layout-1:"
+            "10ae2559c8b7ed92217c7628a72fb13ae596265660d7764073b11b7591bde56c");
+  for (kvc_layer& layer : net.layers) layer.v_quant = layer.quant;
+  EXPECT_EQ(PlanHandle(net.config).text(kvc_layout_fingerprint), before) << "said twice";
+  net.layers[1].v_quant = KVC_QUANT_OFF;
+  net.layers[1].v_dtype = {kDLFloat, 16, 1};
+  const std::string apart = PlanHandle(net.config).text(kvc_layout_fingerprint);
+  EXPECT_NE(apart, before);
+}
+
+TEST(PlanQuant, RefusesContradictionsOfKAndVByName) {
+  const auto refused = [](kvc_status status, std::initializer_list<const char*> parts,
+                          const kvc_layer& layer) {
+    Net net({attention_layer(), layer});
+    expect_error(status, parts, [&](kvc_error* err) { return plan_status(net.config, err); });
+  };
+  refused(KVC_E_UNSUPPORTED, {"layers[1].quant = 4", "BLOCK16 (3)"},
+          quantised(KVC_QUANT_OFF, kInt8));
+  for (const kvc_quant quant : {-1, 5}) {
+    kvc_layer layer = quantised(KVC_QUANT_PER_TENSOR, kInt8);
+    layer.v_quant = quant;
+    refused(KVC_E_UNSUPPORTED, {"layers[1].v_quant = ", "OFF (4)"}, layer);
+  }
+  kvc_layer layer = quantised(KVC_QUANT_PER_TENSOR, kInt8);
+  layer.reserved_2 = 7;
+  refused(KVC_E_UNSUPPORTED, {"layers[1].reserved_2 = 7"}, layer);
+  layer = quantised(KVC_QUANT_NONE, {});
+  layer.v_quant = KVC_QUANT_PER_TOKEN_HEAD;
+  refused(
+      KVC_E_INVALID_ARGUMENT,
+      {"layers[1].v_dtype is not set", "v_quant = PER_TOKEN_HEAD (2)", "quant = NONE (0)", "int4"},
+      layer);
+  layer.v_dtype = {kDLBfloat, 16, 1};
+  refused(KVC_E_INVALID_ARGUMENT,
+          {"layers[1].v_dtype = bfloat16", "v_quant = PER_TOKEN_HEAD (2)", "int8"}, layer);
+  layer.v_dtype = kInt4;
+  layer.v_dim = 31;
+  refused(KVC_E_INVALID_ARGUMENT, {"v_dim = 31", "v_quant = PER_TOKEN_HEAD (2)"}, layer);
+  layer = quantised(KVC_QUANT_PER_TENSOR, kInt8);
+  layer.v_quant = KVC_QUANT_OFF;
+  layer.v_dtype = kInt8;
+  refused(KVC_E_UNSUPPORTED, {"layers[1].v_dtype = int8", "quant"}, layer);
+  layer.v_dtype = {};
+  layer.v_scale = 2;
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].v_scale = 2", "v_quant = OFF (4)", "PER_TENSOR (1)"},
+          layer);
+  layer = quantised(KVC_QUANT_NONE, {});
+  layer.v_quant = KVC_QUANT_PER_TENSOR;
+  layer.v_dtype = kInt8;
+  layer.k_scale = 2;
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].k_scale = 2", "quant = NONE (0)"}, layer);
+  layer.k_scale = 0;
+  layer.flags = KVC_LAYER_V_IS_K;
+  refused(KVC_E_INVALID_ARGUMENT,
+          {"layers[1].v_quant = PER_TENSOR (1)", "quant = NONE (0)", "flags = 1"}, layer);
+  kvc_layer latent = mla_layer();
+  latent.quant = KVC_QUANT_PER_TENSOR;
+  latent.k_dtype = kFloat8;
+  latent.v_quant = KVC_QUANT_OFF;
+  refused(KVC_E_INVALID_ARGUMENT,
+          {"layers[1].v_quant = OFF (4)", "quant = PER_TENSOR (1)", "latent_rank = 8"}, latent);
+  latent.v_quant = KVC_QUANT_PER_TENSOR;
+  Net latents({latent});
+  EXPECT_EQ(plan_status(latents.config, nullptr), KVC_OK) << "said twice";
+  kvc_layer shared = shared_layer(0);
+  shared.v_quant = KVC_QUANT_PER_TENSOR;
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].v_quant = 1", "source layer 0", "4"}, shared);
+  shared.v_quant = KVC_QUANT_OFF;
+  Net plain({attention_layer(), shared});
+  EXPECT_EQ(plan_status(plain.config, nullptr), KVC_OK);
+  layer = layer_of_kind(KVC_LAYER_NONE);
+  layer.v_quant = KVC_QUANT_OFF;
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].v_quant = 4", "NONE"}, layer);
+}
+
 TEST(PlanBudget, CountsStatesHostPagesAndForwardsInFlight) {
   const std::vector<int64_t> shape{100};
   const std::vector<kvc_state_spec> states{state_spec(shape)};  // 400 bytes, 448 in a slot

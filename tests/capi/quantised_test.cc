@@ -12,19 +12,30 @@ namespace {
 constexpr int64_t kTokens = 150;
 constexpr int64_t kQueryHeads = 6, kKvHeads = 3, kRowDim = 80;
 
+// How K is stored, and V where that differs.
 struct Kind {
   kvc_quant quant;
-  Code code;
+  NaiveStorage k;
+  kvc_quant v_quant = 0;
+  NaiveStorage v = k;
 };
-constexpr Kind kKinds[] = {{KVC_QUANT_PER_TOKEN_HEAD, Code::kInt8},
-                           {KVC_QUANT_PER_TOKEN_HEAD, Code::kE4M3},
-                           {KVC_QUANT_PER_TOKEN_HEAD, Code::kE5M2},
-                           {KVC_QUANT_PER_TENSOR, Code::kE4M3},
-                           {KVC_QUANT_PER_TENSOR, Code::kInt8}};
+constexpr float kShared = 0.0123f;
+constexpr NaiveStorage kInt8{Elem::kF32, Code::kInt8}, kE4M3{Elem::kF32, Code::kE4M3},
+    kE5M2{Elem::kF32, Code::kE5M2}, kSharedInt8{Elem::kF32, Code::kInt8, kShared},
+    kSharedE4M3{Elem::kF32, Code::kE4M3, kShared};
+constexpr Kind kKinds[] = {{KVC_QUANT_PER_TOKEN_HEAD, kInt8},
+                           {KVC_QUANT_PER_TOKEN_HEAD, kE4M3},
+                           {KVC_QUANT_PER_TOKEN_HEAD, kE5M2},
+                           {KVC_QUANT_PER_TENSOR, kSharedE4M3},
+                           {KVC_QUANT_PER_TENSOR, kSharedInt8},
+                           {KVC_QUANT_PER_TOKEN_HEAD, kInt8, KVC_QUANT_OFF, {Elem::kBF16}},
+                           {KVC_QUANT_PER_TENSOR, kSharedE4M3, KVC_QUANT_OFF, {Elem::kF16}},
+                           {KVC_QUANT_NONE, {Elem::kF32}, KVC_QUANT_PER_TOKEN_HEAD, kE5M2},
+                           {KVC_QUANT_NONE, {Elem::kBF16}, KVC_QUANT_PER_TENSOR, kSharedInt8},
+                           {KVC_QUANT_PER_TOKEN_HEAD, kInt8, KVC_QUANT_PER_TENSOR, kSharedInt8},
+                           {KVC_QUANT_PER_TENSOR, kSharedE4M3, KVC_QUANT_PER_TOKEN_HEAD, kE4M3}};
 
-NaiveStorage storage_of(const Kind& kind) {
-  return {Elem::kF32, kind.code, kind.quant == KVC_QUANT_PER_TENSOR ? 0.0123f : 0.0f};
-}
+std::string name_of(const Kind& kind) { return name_of(kind.k) + " " + name_of(kind.v); }
 
 kvc_layer quantised_layer(const Kind& kind, const kvc_rope* rope = nullptr) {
   kvc_layer layer = attention_layer();
@@ -32,8 +43,11 @@ kvc_layer quantised_layer(const Kind& kind, const kvc_rope* rope = nullptr) {
   layer.num_kv_heads = kKvHeads;
   layer.k_dim = layer.v_dim = kRowDim;
   layer.quant = kind.quant;
-  layer.k_dtype = dl_type(storage_of(kind));
-  layer.k_scale = layer.v_scale = storage_of(kind).shared;
+  layer.v_quant = kind.v_quant;
+  layer.k_dtype = dl_type(kind.k);
+  layer.v_dtype = dl_type(kind.v);
+  layer.k_scale = kind.k.shared;
+  layer.v_scale = kind.v.shared;
   layer.rope = rope;
   return layer;
 }
@@ -118,7 +132,7 @@ class Runner {
 void for_each_kind(const std::function<void(const Kind&, kvc_rope_mode)>& check) {
   for (const Kind& kind : kKinds) {
     for (const kvc_rope_mode rope : {KVC_ROPE_NONE, KVC_ROPE_ON_APPEND, KVC_ROPE_ON_READ}) {
-      SCOPED_TRACE(testing::Message() << name_of(storage_of(kind)) << " rope " << rope);
+      SCOPED_TRACE(testing::Message() << name_of(kind) << " rope " << rope);
       check(kind, rope);
       if (testing::Test::HasFailure()) return;
     }
@@ -127,7 +141,7 @@ void for_each_kind(const std::function<void(const Kind&, kvc_rope_mode)>& check)
 
 TEST(Quantised, RowsAreStoredAsTheirTypeAndScaleSay) {
   for (const Kind& kind : kKinds) {
-    SCOPED_TRACE(name_of(storage_of(kind)));
+    SCOPED_TRACE(name_of(kind));
     Runner run(kind);
     (void)run.step({1}, 20);
     const std::vector<float> stored = run.stored(1);
@@ -140,7 +154,7 @@ TEST(Quantised, RowsAreStoredAsTheirTypeAndScaleSay) {
         std::vector<double> row;
         for (int64_t i = 0; i < kKvHeads * kRowDim; ++i)
           row.push_back(round_to(Elem::kF32, random.symmetric()));
-        for (const double want : stored_row(storage_of(kind), row, kKvHeads)) {
+        for (const double want : stored_row(half == 0 ? kind.k : kind.v, row, kKvHeads)) {
           ASSERT_EQ(stored[at], static_cast<float>(want)) << "element " << at;
           ++at;
         }
@@ -204,6 +218,37 @@ TEST(Quantised, BitsStayWhereverASequenceGoes) {
     EXPECT_EQ(first.step({21}, 1), expected);
     EXPECT_EQ(kvc_cache_check(first.cache().get(), nullptr), KVC_OK);
   });
+}
+
+TEST(Quantised, FilesConvertTheHalfThatIsNotQuantised) {
+  const Kind k_wide{KVC_QUANT_PER_TOKEN_HEAD, kInt8, KVC_QUANT_OFF, {Elem::kF32}},
+      k_short{KVC_QUANT_PER_TOKEN_HEAD, kInt8, KVC_QUANT_OFF, {Elem::kBF16}},
+      v_wide{KVC_QUANT_NONE, {Elem::kF32}, KVC_QUANT_PER_TOKEN_HEAD, kE4M3},
+      v_short{KVC_QUANT_NONE, {Elem::kF16}, KVC_QUANT_PER_TOKEN_HEAD, kE4M3};
+  for (const auto& [from, to, name] :
+       {std::tuple{k_wide, k_short, "v_dtype"}, {v_wide, v_short, "k_dtype"}}) {
+    Runner first(from), second(to);
+    (void)first.step({1}, 20);
+    const Bytes file = saved(first.cache(), {1});
+    kvc_load_desc desc = load_desc(file);
+    expect_error(KVC_E_UNSUPPORTED, {name},
+                 [&](kvc_error* err) { return load(second.cache(), {1}, desc, err); });
+    desc.flags = KVC_LOAD_CONVERT;
+    expect_ok([&](kvc_error* err) { return load(second.cache(), {1}, desc, err); });
+    const std::vector<float> before = first.stored(1), after = second.stored(1);
+    ASSERT_EQ(before.size(), after.size());
+    const size_t half = before.size() / 2;
+    for (size_t i = 0; i < before.size(); ++i) {
+      const NaiveStorage& storage = i < half ? to.k : to.v;
+      const double want =
+          storage.code == Code::kNone ? round_to(storage.elem, before[i]) : before[i];
+      ASSERT_EQ(after[i], static_cast<float>(want)) << "element " << i;
+    }
+    // What is quantised stays what it is.
+    Runner whole(Kind{KVC_QUANT_NONE, {Elem::kF32}});
+    expect_error(KVC_E_UNSUPPORTED, {"in the file, float32 in this cache"},
+                 [&](kvc_error* err) { return load(whole.cache(), {1}, desc, err); });
+  }
 }
 
 // Pages that nobody here can read or write would only be found out by the first attention.
@@ -275,8 +320,8 @@ TEST(Quantised, ARowThatIsNotFiniteReachesThoseWhoSeeIt) {
     for (const Kind& kind : {kKinds[0], kKinds[1], kKinds[2]}) {
       for (const double poison : {static_cast<double>(NAN), HUGE_VAL}) {
         for (const bool in_k : {true, false}) {
-          SCOPED_TRACE(testing::Message() << name_of(storage_of(kind)) << " isa " << isa << " "
-                                          << poison << (in_k ? " in K" : " in V"));
+          SCOPED_TRACE(testing::Message() << name_of(kind) << " isa " << isa << " " << poison
+                                          << (in_k ? " in K" : " in V"));
           Runner run(kind, KVC_ROPE_NONE, 1, isa);
           (void)run.step({1}, 30);
           HostTensor row(Elem::kF32, {1, 1, kKvHeads, kRowDim});

@@ -65,7 +65,7 @@ struct LayerRows {
 };
 
 inline bool keeps_rows(const kvc_layer_info& info) {
-  return info.quant == KVC_QUANT_NONE &&
+  return info.quant == KVC_QUANT_NONE && info.v_quant == KVC_QUANT_NONE &&
          (info.kind == KVC_LAYER_ATTENTION || info.kind == KVC_LAYER_MLA ||
           info.kind == KVC_LAYER_CROSS);
 }

@@ -69,6 +69,9 @@ struct SmallModel {
   uint64_t host_bytes = 0;
   uint64_t flags = 0;
   DLDataType storage{kDLFloat, 32, 1};
+  DLDataType v_storage{};  // All zero: storage.
+  kvc_quant quant = KVC_QUANT_NONE, v_quant = 0;
+  float k_scale = 0, v_scale = 0;
   kvc_rope_mode rope = KVC_ROPE_ON_APPEND;
 };
 
@@ -84,7 +87,12 @@ class OneCache {
       layer.num_q_heads = model.q_heads;
       layer.num_kv_heads = model.kv_heads;
       layer.k_dim = layer.v_dim = model.dim;
-      layer.k_dtype = layer.v_dtype = model.storage;
+      layer.k_dtype = model.storage;
+      layer.v_dtype = model.v_storage.bits == 0 ? model.storage : model.v_storage;
+      layer.quant = model.quant;
+      layer.v_quant = model.v_quant;
+      layer.k_scale = model.k_scale;
+      layer.v_scale = model.v_scale;
       layer.window = model.window;
       layer.rope = &rope_;
       layers_.push_back(layer);

@@ -45,6 +45,47 @@ TEST_F(CudaCache, KeepsWindowsAndTrees) {
   for (int i = 0; i < 4; ++i) trees.step({1}, {1}, ++seed);
 }
 
+TEST_F(CudaCache, StoresKAndVApart) {
+  constexpr DLDataType kInt8{kDLInt, 8, 1}, kE4M3{kDLFloat8_e4m3fn, 8, 1}, kF32{kDLFloat, 32, 1},
+      kF16{kDLFloat, 16, 1}, kBF16{kDLBfloat, 16, 1};
+  const struct {
+    const char* name;
+    kvc_quant quant, v_quant;
+    DLDataType k, v;
+    float k_scale, v_scale;
+  } kinds[] = {
+      {"K alone", KVC_QUANT_PER_TOKEN_HEAD, KVC_QUANT_OFF, kInt8, kBF16, 0, 0},
+      {"K alone, one scale", KVC_QUANT_PER_TENSOR, KVC_QUANT_OFF, kE4M3, kF32, 0.01f, 0},
+      {"V alone", KVC_QUANT_NONE, KVC_QUANT_PER_TOKEN_HEAD, kF16, kE4M3, 0, 0},
+      {"V alone, one scale", KVC_QUANT_NONE, KVC_QUANT_PER_TENSOR, kF32, kInt8, 0, 0.01f},
+      {"two kinds", KVC_QUANT_PER_TENSOR, KVC_QUANT_PER_TOKEN_HEAD, kInt8, kInt8, 0.01f, 0},
+      {"two types", KVC_QUANT_PER_TOKEN_HEAD, KVC_QUANT_PER_TENSOR, kE4M3, kInt8, 0, 0.01f}};
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind.name);
+    SmallModel model;
+    model.quant = kind.quant;
+    model.v_quant = kind.v_quant;
+    model.storage = kind.k;
+    model.v_storage = kind.v;
+    model.k_scale = kind.k_scale;
+    model.v_scale = kind.v_scale;
+    model.rope = KVC_ROPE_NONE;  // Rotations may tip a rounding.
+    CachePair pair(model, kGpu);
+    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
+    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 2, error); });
+    uint64_t seed = seed_of_run();
+    pair.step({1, 2}, {7, 19}, ++seed);
+    pair.both(
+        [](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 2, 3, 17, error); });
+    for (int i = 0; i < 3; ++i) pair.step({1, 2, 3}, {1, 1, 1}, ++seed);
+    pair.both([](kvc_cache* cache, kvc_error* error) {
+      return kvc_seq_shift(cache, 2, 3, 6, -3, error);
+    });
+    pair.step({3, 2}, {5, 2}, ++seed);
+    pair.device.check();
+  }
+}
+
 TEST_F(CudaCache, RotatesKeysOnReadAtAnyPositionWithABoundedTable) {
   SmallModel model;
   model.rope = KVC_ROPE_ON_READ;

@@ -147,6 +147,7 @@ class ConfigBox {
     layer.k_dtype =
         kTypes[layer.quant == KVC_QUANT_BLOCK16 && !input.one_in(8) ? 4 : input.choose(6)];
     if (input.one_in(4)) layer.v_dtype = kTypes[input.choose(6)];
+    if (input.one_in(4)) layer.v_quant = static_cast<kvc_quant>(input.choose(6));
   }
 
   void make_states(Input& input, kvc_layer& layer) {

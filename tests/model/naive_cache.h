@@ -23,9 +23,10 @@ struct NaiveLayer {
   int v_dim = 16;  // MLA: rank
   Elem k_type = Elem::kF32;
   Elem v_type = Elem::kF32;
-  Code k_code = Code::kNone, v_code = Code::kNone;  // Quantised rows; the types above are unused.
-  float k_shared = 0, v_shared = 0;                 // PER_TENSOR: the scales.
-  bool v_in_k = false;                              // V is the beginning of the K row: MLA, K = V
+  // Quantised rows; the type above is unused.
+  Code k_code = Code::kNone, v_code = Code::kNone;
+  float k_shared = 0, v_shared = 0;  // PER_TENSOR: the scales.
+  bool v_in_k = false;               // V is the beginning of the K row: MLA, K = V
   bool is_latent = false;  // MLA, or SHARED with an MLA source: attention in the absorbed form
   int64_t window = 0, chunk = 0;
   int source = -1;  // SHARED: local index
@@ -36,7 +37,7 @@ struct NaiveLayer {
 
   NaiveStorage k_storage() const { return {k_type, k_code, k_shared}; }
   NaiveStorage v_storage() const { return {v_type, v_code, v_shared}; }
-  bool is_quantised() const { return k_code != Code::kNone; }
+  bool is_quantised() const { return k_code != Code::kNone || v_code != Code::kNone; }
   bool has_tokens() const { return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA; }
   bool has_pages() const { return has_tokens() || kind == KVC_LAYER_CROSS; }
   NaiveHeads heads() const { return {q_heads, kv_heads, k_dim, v_dim, v_in_k ? k_dim : v_dim}; }

@@ -21,6 +21,8 @@ struct NaiveStorage {
   Elem elem = Elem::kF32;
   Code code = Code::kNone;
   float shared = 0;  // The scale of all rows; 0: each row has one of its own.
+
+  bool has_scales() const { return code != Code::kNone && shared == 0; }
 };
 
 inline DLDataType dl_type(const NaiveStorage& storage) {

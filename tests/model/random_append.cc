@@ -47,7 +47,7 @@ Row RandomRun::read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int hea
         static_cast<const std::byte*>(pool.data) + pool.byte_offset +
         (page * pool.strides[0] + h * pool.strides[1] + offset * pool.strides[2]) * bytes;
     float scale = storage.shared;
-    if (spec.is_quantised() && scale == 0)
+    if (storage.has_scales())
       std::memcpy(&scale, setup_.scale_at(layer, kind, page, h, offset), sizeof scale);
     for (int64_t d = 0; d < dim; ++d) {
       const std::byte* at = base + d * bytes;
@@ -72,7 +72,7 @@ void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, con
     const bool turned =
         turned_by > 0 &&
         ((element >= spec.rope.begin && element < spec.rope.begin + spec.rope.rotary_dim) ||
-         (spec.is_quantised() && spec.k_shared == 0));
+         spec.k_storage().has_scales());
     // A float32 rotation is off by a few roundings of its inputs (at most 1 here), which may tip
     // the rounding to storage.
     const double tipped = storing_step(spec.k_storage(), k_stored, e, spec.kv_heads);

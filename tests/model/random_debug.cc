@@ -270,6 +270,7 @@ void RandomRun::poison_layer(size_t layer,
   const NaiveLayer& spec = setup_.layers()[layer];
   for (const kvc_pool_kind kind : {KVC_POOL_K, KVC_POOL_V}) {
     if (kind == KVC_POOL_V && spec.v_in_k) continue;
+    const NaiveStorage storage = kind == KVC_POOL_K ? spec.k_storage() : spec.v_storage();
     DLManagedTensorVersioned* exported = nullptr;
     if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) !=
         KVC_OK)
@@ -289,7 +290,7 @@ void RandomRun::poison_layer(size_t layer,
               base +
               (page * pool.strides[0] + head * pool.strides[1] + token * pool.strides[2]) * bytes;
           std::fill(row, row + pool.shape[3] * bytes, std::byte{0xFF});
-          if (!spec.is_quantised() || spec.k_shared != 0) continue;
+          if (!storage.has_scales()) continue;
           std::byte* scale = setup_.scale_at(layer, kind, page, head, token);
           std::fill(scale, scale + sizeof(float), std::byte{0xFF});
         }

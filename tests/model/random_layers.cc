@@ -17,6 +17,7 @@ const char* kind_name(kvc_layer_kind kind) {
 void RandomLayers::draw(Random& random, Family family, int page_size, bool tiny) {
   tiny_ = tiny;
   quant_random_ = random;
+  mix_random_ = Random(static_cast<uint64_t>(Random(random).range(0, INT32_MAX)));
   quantises_ = !is_on_gpu() && quant_random_.chance(0.35);
   on_read_ = random.chance(0.4);
   sections_ = random.chance(0.3);
@@ -136,17 +137,52 @@ void RandomLayers::draw_quant(NaiveLayer* naive, kvc_layer* layer) {
   const auto draw_code = [&] {
     return quant_random_.pick_of({Code::kInt8, Code::kInt8, Code::kE4M3, Code::kE4M3, Code::kE5M2});
   };
+  const Elem k_elem = naive->k_type, v_elem = naive->v_type;
   naive->k_code = draw_code();
   naive->v_code = naive->v_in_k || quant_random_.chance(0.8) ? naive->k_code : draw_code();
   naive->k_type = naive->v_type = Elem::kF16;  // for what is said of types of 16 bits
   layer->quant = KVC_QUANT_PER_TOKEN_HEAD;
   layer->k_dtype = dl_type(naive->k_storage());
   layer->v_dtype = naive->is_latent ? DLDataType{} : dl_type(naive->v_storage());
-  if (!naive->v_in_k && quant_random_.chance(0.75)) return;
-  layer->quant = KVC_QUANT_PER_TENSOR;
-  const auto draw_scale = [&] { return quant_random_.pick_of({1.0f / 64, 0.0123f, 0.011f}); };
-  layer->k_scale = naive->k_shared = naive->v_shared = draw_scale();
-  if (!naive->v_in_k) layer->v_scale = naive->v_shared = draw_scale();
+  if (naive->v_in_k || !quant_random_.chance(0.75)) {
+    layer->quant = KVC_QUANT_PER_TENSOR;
+    const auto draw_scale = [&] { return quant_random_.pick_of({1.0f / 64, 0.0123f, 0.011f}); };
+    layer->k_scale = naive->k_shared = naive->v_shared = draw_scale();
+    if (!naive->v_in_k) layer->v_scale = naive->v_shared = draw_scale();
+  }
+  if (!naive->v_in_k && mix_random_.chance(0.4)) draw_mix(k_elem, v_elem, naive, layer);
+}
+
+// K and V apart: one of them not quantised, or V of another kind.
+void RandomLayers::draw_mix(Elem k_elem, Elem v_elem, NaiveLayer* naive, kvc_layer* layer) {
+  const kvc_quant quant = layer->quant;
+  switch (mix_random_.range(0, 3)) {
+    case 0:
+      layer->v_quant = KVC_QUANT_OFF;
+      naive->v_code = Code::kNone;
+      naive->v_type = v_elem;
+      layer->v_dtype = dl_type(v_elem);
+      layer->v_scale = naive->v_shared = 0;
+      break;
+    case 1:
+      layer->quant = KVC_QUANT_NONE;
+      layer->v_quant = quant;
+      naive->k_code = Code::kNone;
+      naive->k_type = k_elem;
+      layer->k_dtype = dl_type(k_elem);
+      layer->k_scale = naive->k_shared = 0;
+      break;
+    case 2:
+      if (quant == KVC_QUANT_PER_TENSOR) {
+        layer->v_quant = KVC_QUANT_PER_TOKEN_HEAD;
+        layer->v_scale = naive->v_shared = 0;
+      } else {
+        layer->v_quant = KVC_QUANT_PER_TENSOR;
+        layer->v_scale = naive->v_shared = 0.0123f;
+      }
+      break;
+    default: layer->v_quant = quant;
+  }
 }
 
 void RandomLayers::draw_shared(Random& random, NaiveLayer* naive, kvc_layer* layer) {

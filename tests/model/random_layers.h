@@ -50,10 +50,12 @@ class RandomLayers {
   const float* draw_factors(Random& random, int pairs);
 
   void draw_quant(NaiveLayer* naive, kvc_layer* layer);
+  void draw_mix(Elem k_elem, Elem v_elem, NaiveLayer* naive, kvc_layer* layer);
 
   bool tiny_ = false;
   bool quantises_ = false;  // some layers are quantised
   Random quant_random_{0};  // apart, so that other draws are what they were without it
+  Random mix_random_{0};    // apart likewise: of K and V that are stored in two ways
   bool on_read_ = false;    // some layers rotate when they read
   bool sections_ = false;   // some layers turn by several positions
   bool chunks_ = false;

@@ -270,10 +270,13 @@ std::byte* RandomSetup::scale_at(size_t local_layer, kvc_pool_kind half, int64_t
   DLManagedTensorVersioned* exported = nullptr;
   (void)kvc_export_pool(cache_, global_layer(local_layer), KVC_POOL_BYTES, &exported, nullptr);
   const DLTensor& bytes = exported->dl_tensor;
-  const auto codes = static_cast<int64_t>(info.k_page_bytes + info.v_page_bytes);
+  const auto bytes_of = [](DLDataType type) { return int64_t{type.bits} / 8; };
+  const auto up_to = [](int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; };
+  const int64_t codes = up_to(static_cast<int64_t>(info.k_page_bytes), bytes_of(info.v_dtype)) +
+                        static_cast<int64_t>(info.v_page_bytes);
   const int64_t behind_k = half == KVC_POOL_K ? 0 : static_cast<int64_t>(info.k_scale_bytes);
   std::byte* at = static_cast<std::byte*>(bytes.data) + bytes.byte_offset +
-                  page * bytes.strides[0] + (codes + 3) / 4 * 4 + behind_k +
+                  page * bytes.strides[0] + up_to(codes, 4) + behind_k +
                   (head * info.page_size + offset) * 4;
   exported->deleter(exported);
   return at;
@@ -284,14 +287,17 @@ double RandomSetup::tolerance(const NaiveLayer& layer) const {
 }
 
 double RandomSetup::half_rounding(const NaiveLayer& layer) const {
-  const bool is_bf16 = layer.k_type == Elem::kBF16 && layer.v_type == Elem::kBF16;
+  const auto is_short = [](const NaiveStorage& storage) {
+    return storage.code != Code::kNone || storage.elem == Elem::kBF16;
+  };
+  const bool is_bf16 = is_short(layer.k_storage()) && is_short(layer.v_storage());
   if (is_on_gpu())
     return is_bf16 ? 1 : layer.k_type == Elem::kF16 && layer.v_type == Elem::kF16 ? 0.125 : 0;
   const kvc_cpu_isa isa = config_.cpu_isa == KVC_CPU_ISA_AUTO ? best_isa_ : config_.cpu_isa;
-  // Words of 16 bits, where they are no bfloat16.
-  if (layer.is_quantised())
-    return isa == KVC_CPU_ISA_AVX512_BF16 ? 1 : isa >= KVC_CPU_ISA_SCALAR ? 1.0 / 64 : 0;
-  return isa == KVC_CPU_ISA_AVX512_BF16 && is_bf16 ? 1 : 0;
+  if (isa == KVC_CPU_ISA_AVX512_BF16 && is_bf16) return 1;
+  // Words of 16 bits.
+  const bool may_be_words = layer.k_code != Code::kNone && layer.v_code != Code::kNone;
+  return may_be_words && isa >= KVC_CPU_ISA_SCALAR ? 1.0 / 64 : 0;
 }
 
 std::string RandomSetup::describe() const {

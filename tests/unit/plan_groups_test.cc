@@ -292,7 +292,9 @@ TEST(Hybrids, OfAnyShapeHaveALayoutWithoutOverlaps) {
       if (random(0, 2) != 0) layer.window = random(1, 3) * 100;
       if (random(0, 9) == 0) layer.kind = KVC_LAYER_CROSS, layer.window = 0;
       if (random(0, 4) == 0) {
-        layer.quant = KVC_QUANT_PER_TOKEN_HEAD;
+        const int64_t half = random(0, 3);
+        if (half != 0) layer.k_quant = KVC_QUANT_PER_TOKEN_HEAD;
+        if (half != 1) layer.v_quant = KVC_QUANT_PER_TOKEN_HEAD;
         layer.k_type = layer.v_type = {kDLInt, 8, 1};
       }
       layers.push_back(layer);

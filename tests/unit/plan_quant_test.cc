@@ -19,7 +19,7 @@ using kernels::DType;
 LayerSpec quantised_layer(int32_t heads, int32_t k_dim, int32_t v_dim, kvc_quant quant,
                           DLDataType type) {
   LayerSpec layer = attention_layer(heads, heads, k_dim, v_dim);
-  layer.quant = quant;
+  layer.k_quant = layer.v_quant = quant;
   layer.k_type = layer.v_type = type;
   return layer;
 }
@@ -100,15 +100,66 @@ TEST(Quant, ScalesLieBehindTheCodes) {
   EXPECT_EQ(blocks.alignment, 1);
 }
 
+// A layer of which one half is quantised, or each in its own way.
+LayerSpec mixed_layer(const LayerSpec& k_of, const LayerSpec& v_of) {
+  LayerSpec layer = k_of;
+  layer.v_quant = v_of.v_quant;
+  layer.v_type = v_of.v_type;
+  layer.v_dtype = v_of.v_dtype;
+  return layer;
+}
+
+TEST(Quant, EachHalfHasTheScalesOfItsOwnKind) {
+  const LayerSpec plain = attention_layer(3, 3, 7, 5, DType::kF32, DType::kF32);
+  const LayerSpec scaled = quantised_layer(3, 7, 5, KVC_QUANT_PER_TOKEN_HEAD, kInt8);
+  const LayerSpec shared = quantised_layer(3, 7, 5, KVC_QUANT_PER_TENSOR, kFloat8);
+  const auto layout_of = [](const LayerSpec& layer) {
+    return make_layout(spec_of({layer}, 5)).layers[0];
+  };
+  LayerLayout layer = layout_of(mixed_layer(scaled, plain));
+  EXPECT_EQ(layer.k_bytes, 3 * 5 * 7);
+  EXPECT_EQ(layer.v_offset, 108) << "float32 begins at a multiple of 4";
+  EXPECT_EQ(layer.v_bytes, 3 * 5 * 5 * 4);
+  EXPECT_EQ(layer.k_scale_offset, 108 + 300);
+  EXPECT_EQ(layer.k_scale_bytes, 3 * 5 * 4);
+  EXPECT_EQ(layer.v_scale_bytes, 0);
+  EXPECT_EQ(layer.page_bytes, 468);
+  EXPECT_EQ(layer.bytes_per_token, 3 * (7 + 4 + 20));
+  layer = layout_of(mixed_layer(plain, scaled));
+  EXPECT_EQ(layer.v_offset, 3 * 5 * 7 * 4);
+  EXPECT_EQ(layer.k_scale_bytes, 0);
+  EXPECT_EQ(layer.v_scale_offset, 496) << "after 75 bytes of V";
+  EXPECT_EQ(layer.v_scale_bytes, 3 * 5 * 4);
+  EXPECT_EQ(layer.bytes_per_token, 3 * (28 + 5 + 4));
+  layer = layout_of(mixed_layer(shared, scaled));
+  EXPECT_EQ(layer.v_scale_offset, 180);
+  EXPECT_EQ(layer.page_bytes, 240);
+  layer = layout_of(mixed_layer(scaled, shared));
+  EXPECT_EQ(layer.k_scale_offset, 180);
+  EXPECT_EQ(layer.page_bytes, 240);
+  LayerSpec blocks = quantised_layer(3, 32, 16, KVC_QUANT_BLOCK16, kFloat4);
+  layer =
+      layout_of(mixed_layer(blocks, quantised_layer(3, 32, 16, KVC_QUANT_PER_TOKEN_HEAD, kInt4)));
+  EXPECT_EQ(layer.k_scale_offset, 3 * 5 * (16 + 8));
+  EXPECT_EQ(layer.k_scale_bytes, 30);
+  EXPECT_EQ(layer.v_scale_offset, 392) << "on a multiple of 4";
+}
+
 TEST(Quant, ATokenMovesWithItsScales) {
-  for (const auto& [quant, type] : {std::pair{KVC_QUANT_PER_TENSOR, kFloat8},
-                                    {KVC_QUANT_PER_TOKEN_HEAD, kInt8},
-                                    {KVC_QUANT_PER_TOKEN_HEAD, kInt4},
-                                    {KVC_QUANT_BLOCK16, kFloat4}}) {
+  const LayerSpec plain = attention_layer(2, 2, 32, 16, DType::kBF16, DType::kF32);
+  const LayerSpec shared = quantised_layer(2, 32, 16, KVC_QUANT_PER_TENSOR, kFloat8);
+  const LayerSpec scaled = quantised_layer(2, 32, 16, KVC_QUANT_PER_TOKEN_HEAD, kInt8);
+  const std::pair<const char*, LayerSpec> cases[] = {
+      {"PER_TENSOR", shared},
+      {"PER_TOKEN_HEAD int8", scaled},
+      {"PER_TOKEN_HEAD int4", quantised_layer(2, 32, 16, KVC_QUANT_PER_TOKEN_HEAD, kInt4)},
+      {"BLOCK16", quantised_layer(2, 32, 16, KVC_QUANT_BLOCK16, kFloat4)},
+      {"K alone", mixed_layer(scaled, plain)},
+      {"V alone", mixed_layer(plain, scaled)},
+      {"two kinds", mixed_layer(shared, scaled)}};
+  for (const auto& [name, layer] : cases) {
     for (const kvc_pool_layout pool_layout : {KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST}) {
-      SCOPED_TRACE(std::string(quant_name(quant)) + " in pool layout " +
-                   std::to_string(pool_layout));
-      const LayerSpec layer = quantised_layer(2, 32, 16, static_cast<kvc_quant>(quant), type);
+      SCOPED_TRACE(std::string(name) + " in pool layout " + std::to_string(pool_layout));
       LayerSpec windowed = layer;
       windowed.window = 8;
       Spec spec = spec_of({layer, windowed, windowed, windowed}, 4);

@@ -158,6 +158,13 @@ def _items(given: Any, name: str, what: str) -> list[Any]:
         raise wrong_type(name, f"a sequence of {what}", given) from None
 
 
+def _quant_of_v(number: int) -> Any:
+    """`Layer.v_quant` of what the C interface says."""
+    if number == 0:
+        return None
+    return "none" if number == _capi.KVC_QUANT_OFF else word_of(QUANTS, number)
+
+
 _LAYER_NUMBERS = (
     "num_q_heads",
     "num_kv_heads",
@@ -203,6 +210,8 @@ class Layer(_Keywords):
     states: "state": its recurrent states, 1 to 16.
     k_scale: "per_tensor": value of K = stored element * k_scale, above 0; 0: 1. Other layers: 0.
     v_scale: the same of V.
+    v_quant: quantised storage of V apart from K, "none" included; None: as quant. v_dtype is then
+        its type, and bfloat16 where that is None and V is not quantised.
     """
 
     _example = "Layer(num_q_heads=8, num_kv_heads=2, k_dim=64)"
@@ -225,6 +234,7 @@ class Layer(_Keywords):
     states: Sequence[State] = ()
     k_scale: float = 0.0
     v_scale: float = 0.0
+    v_quant: Quant | None = None
 
     def as_dict(self, name: str = "layer") -> dict[str, Any]:
         """In the words of the C interface; `name` is what messages call the layer."""
@@ -233,6 +243,9 @@ class Layer(_Keywords):
         }
         given["kind"] = number_of(LAYER_KINDS, self.kind, f"{name}.kind")
         given["quant"] = number_of(QUANTS, self.quant, f"{name}.quant")
+        if self.v_quant is not None:
+            apart = number_of(QUANTS, self.v_quant, f"{name}.v_quant")
+            given["v_quant"] = apart or _capi.KVC_QUANT_OFF
         given["flags"] = _capi.KVC_LAYER_V_IS_K if self.v_is_k else 0
         given["k_scale"], given["v_scale"] = self.k_scale, self.v_scale
         if self.dtype is not None:
@@ -265,6 +278,7 @@ class Layer(_Keywords):
             v_is_k=bool(given["flags"] & _capi.KVC_LAYER_V_IS_K),
             k_scale=given["k_scale"],
             v_scale=given["v_scale"],
+            v_quant=_quant_of_v(given["v_quant"]),
             rope=Rope._from_dict(given["rope"]) if "rope" in given else None,
             states=states,
             **{name: given[name] for name in _LAYER_NUMBERS},

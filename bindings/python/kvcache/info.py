@@ -126,10 +126,11 @@ class LayerInfo:
     state_bytes: bytes of all its states, one sequence.
     region_bytes: bytes of that region in one page.
     region_offset: byte of the region where the layer's part begins.
-    quant: quantised storage, as in `Layer`.
+    quant: quantised storage of K, as in `Layer`.
     page_size: tokens per page of its group; 0: keeps no pages.
     k_scale_bytes: bytes of K's scales in one page, behind V; 0: none.
     v_scale_bytes: bytes of V's scales in one page; 0: none.
+    v_quant: quantised storage of V; "none": it is not quantised.
     """
 
     kind: str
@@ -159,6 +160,7 @@ class LayerInfo:
     page_size: int
     k_scale_bytes: int
     v_scale_bytes: int
+    v_quant: str
 
 
 def layer_info(given: dict[str, Any]) -> LayerInfo:
@@ -166,6 +168,7 @@ def layer_info(given: dict[str, Any]) -> LayerInfo:
         given,
         kind=word_of(LAYER_KINDS, given["kind"]),
         quant=word_of(QUANTS, given["quant"]),
+        v_quant=word_of(QUANTS, given["v_quant"]),
         k_dtype=dtype_name(given["k_dtype"]),
         v_dtype=dtype_name(given["v_dtype"]),
     )

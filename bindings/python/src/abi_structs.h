@@ -70,7 +70,8 @@
   F(kvc_layer, k_dtype) F(kvc_layer, v_dtype) F(kvc_layer, rope) F(kvc_layer, window) \
   F(kvc_layer, chunk) F(kvc_layer, source_layer) F(kvc_layer, latent_rank) \
   F(kvc_layer, latent_rope_dim) F(kvc_layer, flags) F(kvc_layer, states) F(kvc_layer, num_states) \
-  F(kvc_layer, reserved) F(kvc_layer, k_scale) F(kvc_layer, v_scale)
+  F(kvc_layer, reserved) F(kvc_layer, k_scale) F(kvc_layer, v_scale) F(kvc_layer, v_quant) \
+  F(kvc_layer, reserved_2)
 
 #define KVCPY_FIELDS_kvc_allocator(F) \
   F(kvc_allocator, struct_size) F(kvc_allocator, user) F(kvc_allocator, alloc) \
@@ -119,7 +120,8 @@
   F(kvc_layer_info, latent_rope_dim) F(kvc_layer_info, flags) F(kvc_layer_info, num_states) \
   F(kvc_layer_info, region) F(kvc_layer_info, state_bytes) F(kvc_layer_info, region_bytes) \
   F(kvc_layer_info, region_offset) F(kvc_layer_info, quant) F(kvc_layer_info, page_size) \
-  F(kvc_layer_info, k_scale_bytes) F(kvc_layer_info, v_scale_bytes)
+  F(kvc_layer_info, k_scale_bytes) F(kvc_layer_info, v_scale_bytes) F(kvc_layer_info, v_quant) \
+  F(kvc_layer_info, reserved)
 
 #define KVCPY_FIELDS_kvc_stats(F) \
   F(kvc_stats, struct_size) F(kvc_stats, num_seqs) F(kvc_stats, total_length) \

@@ -325,3 +325,28 @@ def test_scales_of_a_layer_reach_the_library():
             plan(quant="per_tensor", dtype="int8", **{name: float("nan")})
         with pytest.raises(kvcache.InvalidArgument, match=f"{name} = 2 with quant = NONE"):
             plan(**{name: 2})
+
+
+def test_v_is_quantised_apart_from_k():
+    def plan(**fields):
+        return kvcache.Plan(layers=[kvcache.Layer(num_kv_heads=2, k_dim=16, **fields)], num_pages=4)
+
+    k_alone = plan(dtype="int8", quant="per_token_head", v_quant="none").layer(0)
+    assert (k_alone.quant, k_alone.v_quant) == ("per_token_head", "none")
+    assert (k_alone.k_dtype, k_alone.v_dtype) == ("int8", "bfloat16")
+    assert k_alone.bytes_per_token == 2 * (16 + 4 + 32) and k_alone.v_scale_bytes == 0
+    v_alone = plan(dtype="float16", v_dtype="float8_e4m3fn", v_quant="per_tensor", v_scale=0.5).layer(0)
+    assert (v_alone.quant, v_alone.v_quant, v_alone.k_dtype) == ("none", "per_tensor", "float16")
+    assert plan(dtype="int8", quant="per_tensor").layer(0).v_quant == "per_tensor"
+    with pytest.raises(kvcache.InvalidArgument, match=r"v_dtype is not set with v_quant = PER_TOKEN_HEAD \(2\)"):
+        plan(v_quant="per_token_head")
+    with pytest.raises(ValueError, match="v_quant"):
+        plan(v_quant="half")
+    assert kvcache.Layer._from_dict({**zeros_of_a_layer(), "v_quant": 4}).v_quant == "none"
+    assert kvcache.Layer._from_dict({**zeros_of_a_layer(), "v_quant": 2}).v_quant == "per_token_head"
+
+
+def zeros_of_a_layer():
+    numbers = "kind num_q_heads num_kv_heads k_dim v_dim quant window chunk source_layer latent_rank latent_rope_dim flags"
+    scales = {"k_scale": 0.0, "v_scale": 0.0}
+    return {**dict.fromkeys(numbers.split(), 0), **scales, "k_dtype": (0, 0, 0), "v_dtype": (0, 0, 0)}

@@ -234,7 +234,7 @@ void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const Att
                                AttnParams* params) {
   LayerSpec layer = call.layer;
   if (call.is_mla_self && layer.is_quantised()) {
-    layer.quant = KVC_QUANT_NONE;
+    layer.k_quant = layer.v_quant = KVC_QUANT_NONE;
     layer.k_scale = layer.v_scale = 1;
     layer.k_dtype = layer.v_dtype = kernels::DType::kBF16;
   }

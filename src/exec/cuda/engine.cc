@@ -217,10 +217,12 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   const KeySelection key = key_selection(*spec_, call, options);
   check_selection(forward, key);
   if (call.scope == KeyScope::kNew && layer.is_quantised()) {
-    fail_with(KVC_E_UNSUPPORTED, layer.quant,
-              "kvc_attn_self: the layer is stored with quant = %d, which new keys alone are not "
+    const bool is_k = layer.k_quant != KVC_QUANT_NONE;
+    const kvc_quant quant = is_k ? layer.k_quant : layer.v_quant;
+    fail_with(KVC_E_UNSUPPORTED, quant,
+              "kvc_attn_self: the layer is stored with %s = %d, which new keys alone are not "
               "rounded to; NONE (0) is",
-              layer.quant);
+              is_k ? "quant" : "v_quant", quant);
   }
   const bool has_sinks = may_have_sinks(forward, key, group);
   open_.note_attention(forward, key, !options.spans.empty());

@@ -17,13 +17,12 @@ cuda::Stored stored_type(DLDataType type) {
 
 // `scale_offset`: of the scales of this half inside the layer's part of a page.
 cuda::RowStorage storage_of(const Plan& plan, const PagePool& pool, int32_t local_layer,
-                            DLDataType type, float scale, int64_t scale_bytes,
+                            kvc_quant quant, DLDataType type, float scale, int64_t scale_bytes,
                             int64_t scale_offset) {
-  const LayerSpec& layer = plan.spec().layers[local_layer];
   cuda::RowStorage storage{};
-  if (!layer.is_quantised()) return storage;
+  if (quant == KVC_QUANT_NONE) return storage;
   const LayerPages pages = pool.layer(local_layer);
-  storage.quant = static_cast<cuda::Quant>(layer.quant);
+  storage.quant = static_cast<cuda::Quant>(quant);
   storage.type = stored_type(type);
   storage.scale = scale;
   storage.scales = scale_bytes == 0 ? nullptr : pages.base + scale_offset;
@@ -38,16 +37,16 @@ cuda::RowStorage storage_of(const Plan& plan, const PagePool& pool, int32_t loca
 cuda::RowStorage k_storage(const Plan& plan, const PagePool& pool, int32_t local_layer) {
   const LayerSpec& layer = plan.spec().layers[local_layer];
   const LayerLayout& layout = plan.layout().layers[local_layer];
-  return storage_of(plan, pool, local_layer, layer.k_type, layer.k_scale, row_bytes(layer).k_scale,
-                    layout.k_scale_offset);
+  return storage_of(plan, pool, local_layer, layer.k_quant, layer.k_type, layer.k_scale,
+                    row_bytes(layer).k_scale, layout.k_scale_offset);
 }
 
 cuda::RowStorage v_storage(const Plan& plan, const PagePool& pool, int32_t local_layer) {
   const LayerSpec& layer = plan.spec().layers[local_layer];
   const LayerLayout& layout = plan.layout().layers[local_layer];
   if (layer.v_in_k) return k_storage(plan, pool, local_layer);
-  return storage_of(plan, pool, local_layer, layer.v_type, layer.v_scale, row_bytes(layer).v_scale,
-                    layout.k_scale_offset + layout.k_scale_bytes);
+  return storage_of(plan, pool, local_layer, layer.v_quant, layer.v_type, layer.v_scale,
+                    row_bytes(layer).v_scale, layout.v_scale_offset);
 }
 
 TakenClearer::TakenClearer(const Spec* spec, const PagePool* pool, const StatePool* states,

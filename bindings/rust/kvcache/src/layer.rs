@@ -175,7 +175,7 @@ pub struct Layer {
     pub quant: Quant,
     /// Storage type; `None`: bfloat16.
     pub k_dtype: Option<DType>,
-    /// `None`: that of K.
+    /// `None`: that of K; bfloat16 where `v_quant` says that V is not quantised.
     pub v_dtype: Option<DType>,
     pub rope: Option<Rope>,
     pub window: i64,
@@ -189,6 +189,8 @@ pub struct Layer {
     pub k_scale: f32,
     /// The same of V.
     pub v_scale: f32,
+    /// Quantised storage of V apart from K; `None`: that of K. `Some(Quant::None)`: V is not quantised.
+    pub v_quant: Option<Quant>,
 }
 
 impl Layer {
@@ -212,6 +214,7 @@ impl Layer {
             states: Vec::new(),
             k_scale: 0.0,
             v_scale: 0.0,
+            v_quant: None,
         }
     }
 
@@ -283,6 +286,8 @@ impl Layer {
         k_scale: f32,
         /// The same of V.
         v_scale: f32,
+        /// Quantised storage of V apart from K; `None`: that of K. `Some(Quant::None)`: V is not quantised.
+        v_quant: Option<Quant>,
     }
 }
 

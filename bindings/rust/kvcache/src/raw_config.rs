@@ -2,7 +2,7 @@
 
 use crate::element::Device;
 use crate::error::{Error, Result, Status};
-use crate::kinds::RopeScaling;
+use crate::kinds::{Quant, RopeScaling};
 use crate::layer::{raw_dtype, Layer, Rope, StateSpec};
 use crate::Config;
 use kvcache_sys as sys;
@@ -127,6 +127,11 @@ fn raw_layer(layer: &Layer, parts: &LayerParts) -> sys::kvc_layer {
         num_states: parts.states.len() as i32,
         k_scale: layer.k_scale,
         v_scale: layer.v_scale,
+        v_quant: match layer.v_quant {
+            None => sys::KVC_QUANT_NONE,
+            Some(Quant::None) => sys::KVC_QUANT_OFF,
+            Some(quant) => quant.to_raw(),
+        },
         ..Default::default()
     }
 }

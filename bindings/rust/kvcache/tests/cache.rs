@@ -274,6 +274,19 @@ fn plans_answer_before_anything_is_allocated() {
 }
 
 #[test]
+fn v_is_quantised_apart_from_k() {
+    let k_alone = Layer::attention(2, 2, 16).k_dtype(Some(DType::I8)).quant(Quant::PerTokenHead);
+    let v_alone = Layer::attention(2, 2, 16).v_dtype(Some(DType::F8_E4M3FN)).v_quant(Some(Quant::PerTensor));
+    let layers = vec![k_alone.v_quant(Some(Quant::None)), v_alone.v_scale(0.5)];
+    let plan = Plan::new(&Config::new(layers).num_pages(4)).unwrap();
+    let [first, second] = [plan.layer(0).unwrap(), plan.layer(1).unwrap()];
+    assert_eq!((first.quant, first.v_quant), (Quant::PerTokenHead.to_raw(), Quant::None.to_raw()));
+    assert_eq!((first.v_dtype.bits, first.bytes_per_token), (16, 2 * (16 + 4 + 32)));
+    assert_eq!((second.quant, second.v_quant), (Quant::None.to_raw(), Quant::PerTensor.to_raw()));
+    assert_eq!(second.bytes_per_token, 2 * (32 + 16));
+}
+
+#[test]
 fn bad_configurations_name_the_field() {
     let refused = |config: &Config| Plan::new(config).unwrap_err();
     let scaled = Layer::attention(2, 2, 4).dtype(DType::I8).quant(Quant::PerTensor);
@@ -285,6 +298,9 @@ fn bad_configurations_name_the_field() {
         let error = refused(&Config::new(vec![layer]).num_pages(4));
         assert!(error.message().contains(text), "{error}");
     }
+    let v_alone = Layer::attention(2, 2, 4).v_quant(Some(Quant::PerTokenHead));
+    let error = refused(&Config::new(vec![v_alone.clone()]).num_pages(4));
+    assert!(error.message().contains("v_dtype is not set with v_quant = PER_TOKEN_HEAD (2)"), "{error}");
     let four_bits = Layer::attention(2, 2, 4).dtype(DType::I4).quant(Quant::PerTokenHead);
     let four_bits = Config::new(vec![four_bits]).num_pages(4);
     assert!(Cache::with_config(&four_bits.clone().storage(Storage::None)).is_ok());

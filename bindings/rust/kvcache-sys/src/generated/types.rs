@@ -238,6 +238,8 @@ kinds! {
     ///
     /// PER_TOKEN_HEAD: scale = largest |value| of the row / largest element, at least 2^-126. A row with
     /// a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be.
+    ///
+    /// kvc_layer.quant says it of K and V, kvc_layer.v_quant of V apart.
     /// ```
     kvc_quant: i32 {
         KVC_QUANT_NONE = 0,
@@ -249,6 +251,8 @@ kinds! {
         /// float4 (e2m1fn; NVFP4). One float8 scale per 16 elements; k_dim and v_dim are multiples
         /// of 16.
         KVC_QUANT_BLOCK16 = 3,
+        /// kvc_layer.v_quant alone: V is not quantised, K is.
+        KVC_QUANT_OFF = 4,
     }
 }
 
@@ -413,12 +417,13 @@ pub struct kvc_layer {
     /// Elements of a V (and out) head, 1..512; 0: k_dim. MLA: of v in kvc_attn_self. SHARED: 0 or
     /// the source's.
     pub v_dim: i32,
+    /// Of K, and of V without v_quant; not OFF.
     pub quant: kvc_quant,
     /// Storage type: float32, float16, bfloat16, or what quant says. All zero: bfloat16, whatever
     /// the type of k. float32 rows are then rounded by up to 2^-8 of their value, so set float32 to
     /// compare with a float32 reference. 4-bit types: k_dim and v_dim are even.
     pub k_dtype: DLDataType,
-    /// All zero: k_dtype.
+    /// All zero: k_dtype; with v_quant OFF bfloat16. Another v_quant than quant needs it.
     pub v_dtype: DLDataType,
     /// Copied by kvc_plan_create. NULL: none.
     pub rope: *const kvc_rope,
@@ -445,6 +450,11 @@ pub struct kvc_layer {
     pub k_scale: f32,
     /// PER_TENSOR: value = stored element \* scale; finite, > 0; 0: 1. Other layers: 0.
     pub v_scale: f32,
+    /// V apart from K: its kind of quantisation, OFF for none. With quant NONE V alone is
+    /// quantised. 0: as quant. SHARED: 0 or the source's. MLA and K = V layers: 0 or quant.
+    pub v_quant: kvc_quant,
+    /// \0.
+    pub reserved_2: i32,
 }
 
 kinds! {
@@ -467,7 +477,8 @@ kinds! {
     ///   1. ATTENTION, CROSS: K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
     ///      K = V layers: K alone. MLA: [P][latent_rank + latent_rope_dim].
     ///   2. PER_TOKEN_HEAD: then K's scales [num_kv_heads][P], then V's. BLOCK16: then K's
-    ///      [num_kv_heads][P][k_dim / 16], then V's with v_dim. PER_TENSOR: no scales here.
+    ///      [num_kv_heads][P][k_dim / 16], then V's with v_dim. PER_TENSOR: no scales here. Each half
+    ///      has those of its own kind. float32 scales begin at a multiple of 4 bytes.
     /// ```
     kvc_pool_layout: i32 {
         /// \[layer\]\[page\]: the pages of one layer lie together. Fastest to read.
@@ -748,12 +759,16 @@ pub struct kvc_layer_info {
     pub region_bytes: u64,
     /// Byte of the region where the layer's part begins.
     pub region_offset: u64,
+    /// Of K.
     pub quant: kvc_quant,
     /// Tokens per page of its group; 0: keeps no pages.
     pub page_size: i32,
     /// Scales of K in one page, behind V; 0: none.
     pub k_scale_bytes: u64,
     pub v_scale_bytes: u64,
+    /// Of V; NONE: it is not quantised.
+    pub v_quant: kvc_quant,
+    pub reserved: i32,
 }
 
 /// Counters and gauges of a cache.
