@@ -10,13 +10,29 @@ kvc_status make_pool(Call& c) {
   HostPool& pool = c.player.pools[c.step.get<std::string>("pool")];
   pool.call.struct_size = sizeof pool.call;
   pool.call.layout = c.step.get<int32_t>("layout");
-  pool.k = HostTensor(c.step.object("k"));
-  pool.call.k = pool.k.host_view();
-  if (c.step.has("v")) {
-    pool.v = HostTensor(c.step.object("v"));
-    pool.call.v = pool.v.host_view();
-  }
+  pool.call.quant = c.step.get("quant", kvc_quant{KVC_QUANT_NONE});
+  pool.call.k_scale = c.step.get("k_scale", 0.0f);
+  pool.call.v_scale = c.step.get("v_scale", 0.0f);
+  const auto make = [&](const char* key, HostTensor& tensor) -> const DLTensor* {
+    if (!c.step.has(key)) return nullptr;
+    tensor = HostTensor(c.step.object(key));
+    return tensor.host_view();
+  };
+  pool.call.k = make("k", pool.k);
+  pool.call.v = make("v", pool.v);
+  pool.call.k_scales = make("k_scales", pool.k_scales);
+  pool.call.v_scales = make("v_scales", pool.v_scales);
   return KVC_OK;
+}
+
+kvc_status quantize(Call& c) {
+  uint64_t saturated = 0;
+  DLTensor* scales = c.step.has("scales") ? c.host_in("scales") : c.host_out("out_scales");
+  const kvc_status status =
+      kvc_op_quantize(c.op_opt(), c.step.get<kvc_quant>("quant"), c.host_in("x"), c.host_out("out"),
+                      scales, &saturated, c.err);
+  if (status == KVC_OK) c.expect_equal(static_cast<int64_t>(saturated), "saturated");
+  return status;
 }
 
 kvc_status copy_pages(Call& c) {
@@ -42,6 +58,11 @@ void add_operator_calls(std::map<std::string, Handler>& handlers) {
   handlers["op_pool"] = make_pool;
   handlers["op_copy_pages"] = copy_pages;
   handlers["op_rotate"] = rotate;
+  handlers["op_quantize"] = quantize;
+  handlers["op_dequantize"] = [](Call& c) {
+    return kvc_op_dequantize(c.op_opt(), c.step.get<kvc_quant>("quant"), c.host_in("x"),
+                             c.host_in("scales"), c.host_out("out"), c.err);
+  };
   handlers["op_append"] = [](Call& c) {
     return kvc_op_append(&pool_of(c).call, c.op_opt(), c.host_in("slots"), c.host_in("k"),
                          c.host_in("v"), c.err);

@@ -66,6 +66,9 @@ DLDataType dtype_of(const std::string& name) {
   if (name == "bf16") return {kDLBfloat, 16, 1};
   if (name == "i32") return {kDLInt, 32, 1};
   if (name == "i64") return {kDLInt, 64, 1};
+  if (name == "i8") return {kDLInt, 8, 1};
+  if (name == "e4m3") return {kDLFloat8_e4m3fn, 8, 1};
+  if (name == "e5m2") return {kDLFloat8_e5m2, 8, 1};
   throw std::runtime_error("'" + name + "' is no element type");
 }
 
@@ -123,6 +126,8 @@ DLTensor* HostTensor::view(DLDevice device) {
 }
 
 void HostTensor::set(int64_t index, double x) {
+  // float8 by its bits.
+  if (dtype_.bits == 8) return put<uint8_t>(index, static_cast<uint8_t>(static_cast<int32_t>(x)));
   if (dtype_.code == kDLInt && dtype_.bits == 32)
     return put<int32_t>(index, static_cast<int32_t>(x));
   if (dtype_.code == kDLInt) return put<int64_t>(index, static_cast<int64_t>(x));
@@ -138,6 +143,8 @@ void HostTensor::set(int64_t index, double x) {
 }
 
 double HostTensor::get(int64_t index) const {
+  if (dtype_.code == kDLInt && dtype_.bits == 8) return take<int8_t>(index);
+  if (dtype_.bits == 8) return take<uint8_t>(index);
   if (dtype_.code == kDLInt && dtype_.bits == 32) return take<int32_t>(index);
   if (dtype_.code == kDLInt) return static_cast<double>(take<int64_t>(index));
   return static_cast<double>(take<float>(index));

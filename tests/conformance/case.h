@@ -59,7 +59,8 @@ class HostTensor {
   const std::vector<int64_t>& shape() const { return shape_; }
 
   void set(int64_t index, double x);
-  // float32 and integers only, since outputs have these types; after test::finish().
+  // float32, integers and the bits of float8 only, since outputs have these types; after
+  // test::finish().
   double get(int64_t index) const;
 
  private:

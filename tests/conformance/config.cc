@@ -54,6 +54,9 @@ void Config::read_layer(const Fields& json) {
   KVC_READ(layer, source_layer);
   KVC_READ(layer, latent_rank);
   KVC_READ(layer, latent_rope_dim);
+  KVC_READ(layer, quant);
+  KVC_READ(layer, k_scale);
+  KVC_READ(layer, v_scale);
   if (json.get("v_is_k", false)) layer.flags |= KVC_LAYER_V_IS_K;
   if (json.has("k_dtype")) layer.k_dtype = dtype_of(json.get<std::string>("k_dtype"));
   if (json.has("v_dtype")) layer.v_dtype = dtype_of(json.get<std::string>("v_dtype"));

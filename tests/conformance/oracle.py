@@ -6,6 +6,7 @@ the library.
 
 import functools
 import math
+import struct
 
 QUERY, KEY, VALUE, STATE, INPUT, WEIGHT, DECAY, BETA = range(1, 9)
 
@@ -112,6 +113,68 @@ class Rope:
             x[first] = self.magnitude * (a * cos - b * sin)
             x[second] = self.magnitude * (b * cos + a * sin)
         return x
+
+
+def float32(x):
+    """The nearest float32: of a quotient of two float32 numbers it is theirs in float32."""
+    return struct.unpack("f", struct.pack("f", x))[0]
+
+
+class Storage:
+    """How rows are kept. Quantised rows, of 8 bits, are read as their elements times a scale."""
+
+    # Least and largest element; bits of the fraction and the least exponent of float8.
+    ELEMENTS = {"i8": (-128, 127, None, None), "e4m3": (-448, 448, 3, -6),
+                "e5m2": (-57344, 57344, 2, -14)}
+    LEAST_SCALE = 2.0**-126
+
+    def __init__(self, quant="NONE", dtype="f32", scale=0):
+        self.quant, self.dtype, self.shared = quant, dtype, float32(scale or 1)
+        if quant != "NONE":
+            self.least, self.largest, self.fraction, self.exponent = self.ELEMENTS[dtype]
+
+    @property
+    def is_quantised(self):
+        return self.quant != "NONE"
+
+    def scale(self, row):
+        if self.quant == "PER_TENSOR":
+            return self.shared
+        return max(float32(max(abs(float32(x)) for x in row) / self.largest), self.LEAST_SCALE)
+
+    def _element(self, x):
+        step = 1
+        if self.fraction is not None:
+            exponent = math.frexp(x)[1] - 1 if x else self.exponent
+            step = 2.0 ** (max(exponent, self.exponent) - self.fraction)
+        nearest = math.copysign(round(x / step) * step, x)  # halves to even
+        return min(max(nearest, self.least), self.largest)
+
+    def elements(self, row):
+        scale = self.scale(row)
+        return [self._element(float32(float32(x) / scale)) for x in row]
+
+    def saturated(self, row):
+        scale = self.scale(row)
+        return sum(not self.least <= float32(float32(x) / scale) <= self.largest for x in row
+                   if self.quant == "PER_TENSOR")
+
+    def code(self, element):
+        """An element as its type's bits: a whole number of int8, a byte of float8."""
+        if self.fraction is None:
+            return int(element)
+        sign, size = (128 if math.copysign(1, element) < 0 else 0), abs(element)
+        exponent = max(math.frexp(size)[1] - 1 if size else self.exponent, self.exponent)
+        steps = int(size / 2.0 ** (exponent - self.fraction))
+        # The implied bit of a normal number carries into the exponent's place.
+        return sign + ((exponent - self.exponent) << self.fraction) + steps
+
+    def kept(self, row):
+        """The values that are read again."""
+        if not self.is_quantised:
+            return row
+        scale = self.scale(row)
+        return [float32(element * scale) for element in self.elements(row)]
 
 
 def attend(q, keys, scale, v_dim, soft_cap=0.0, sink=None):

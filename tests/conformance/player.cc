@@ -90,7 +90,7 @@ void Player::compare(const Fields& want, const HostTensor& got, const std::strin
   const int64_t row = shape.empty() || shape[0] == 0 ? 1 : got.size() / shape[0];
   const Vector expected = elements_of(want);
   const auto rows = want.get("rows", std::vector<int64_t>{});
-  const double tolerance = want.get("exact", false) ? 0 : tolerance_;
+  const double tolerance = want.get("exact", false) ? 0 : want.get("tolerance", tolerance_);
   want.get<std::string>("dtype", "");
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto given = static_cast<int64_t>(i);

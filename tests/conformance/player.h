@@ -11,7 +11,7 @@ namespace kvc::conformance {
 
 // A pool of a host program, for kvc_op_*.
 struct HostPool {
-  HostTensor k, v;
+  HostTensor k, v, k_scales, v_scales;
   kvc_op_pool call{};
 };
 

@@ -3,7 +3,7 @@
 import math
 
 import oracle
-from oracle import KEY, QUERY, STATE, VALUE, Rope
+from oracle import KEY, QUERY, STATE, VALUE, Rope, Storage
 
 # Numbers of the constants in kvcache.h, in their order.
 KINDS = ["ATTENTION", "MLA", "CROSS", "STATE", "SHARED", "NONE"]
@@ -19,6 +19,7 @@ CONFIG_NUMBERS = ["byte_budget", "layer_begin", "layer_end", "max_seqs", "max_to
 LAYER_NUMBERS = {"v_dim": "v_dim", "window": "window", "chunk": "chunk", "source": "source_layer",
                  "latent_rank": "latent_rank", "latent_rope_dim": "latent_rope_dim",
                  "v_is_k": "v_is_k", "v_dtype": "v_dtype"}
+QUANTS = ["NONE", "PER_TENSOR", "PER_TOKEN_HEAD", "BLOCK16"]
 STORAGES = ["OWNED", "BORROWED", "NONE"]
 POOL_LAYOUTS = ["LAYER_FIRST", "PAGE_FIRST"]
 
@@ -128,6 +129,11 @@ class Layer:
         self.v_is_k = json.get("v_is_k", False) or rank > 0
         rope = json.get("rope")
         self.rope = Rope(rope, rope_dim if mla else k_dim, rank if mla else 0)
+        self.quant = json.get("quant", "NONE")
+        dtype, k_scale = json.get("dtype", "f32"), json.get("k_scale", 0)
+        self.k_storage = Storage(self.quant, dtype, k_scale)
+        self.v_storage = self.k_storage if self.v_is_k else Storage(
+            self.quant, json.get("v_dtype", dtype), json.get("v_scale", 0))
         self.states = [(state["shape"], state.get("init", -1)) for state in json.get("states", [])]
         if self.kind == "SHARED":
             self.keys = json.get("source", 0)
@@ -135,12 +141,16 @@ class Layer:
                 source = layers[self.keys]
                 self.kv_heads, self.k_dim, self.v_dim = source.kv_heads, source.k_dim, source.v_dim
                 self.v_is_k, self.rope = source.v_is_k, source.rope
+                self.k_storage, self.v_storage = source.k_storage, source.v_storage
                 self.q_heads = q_heads or source.kv_heads
         call = {"kind": KINDS.index(self.kind), "num_kv_heads": heads, "num_q_heads": q_heads,
                 "k_dim": k_dim}
         call |= {name: json[key] for key, name in LAYER_NUMBERS.items() if key in json}
         if pages or mla or "dtype" in json:
             call["k_dtype"] = json.get("dtype", "f32")
+        if "quant" in json:
+            call["quant"] = QUANTS.index(self.quant)
+        call |= json.given("k_scale", "v_scale")
         if rope is not None:
             call["rope"] = rope_call(rope)
         if "states" in json:
@@ -193,7 +203,7 @@ class Rows:
     """One attention call, as the formulas take it."""
 
     def __init__(self, ids, q_heads=1, kv_heads=1, k_dim=4, v_dim=4, v_is_k=False, rope=None,
-                 q_layer=0, keys=0):
+                 q_layer=0, keys=0, k_storage=Storage(), v_storage=Storage()):
         self.ids, self.q_heads, self.kv_heads, self.k_dim, self.v_dim = (
             ids,
             q_heads,
@@ -202,6 +212,7 @@ class Rows:
             v_dim,
         )
         self.v_is_k, self.rope, self.q_layer, self.keys = v_is_k, rope or Rope(), q_layer, keys
+        self.k_storage, self.v_storage = k_storage, v_storage
 
     def q(self, step, padding=1):
         how = step.get("q", "zero")
@@ -222,9 +233,28 @@ class Rows:
     def kv(self, ids=None, padding=1):
         return {"k": self.k(ids, padding), **({} if self.v_is_k else {"v": self.v(ids, padding)})}
 
-    def key(self, token, head, position, use_long):
-        return self.rope.turn(oracle.vector(KEY, self.keys, token, head, self.k_dim), position,
-                              use_long)
+    def stored_key(self, token, head, position, use_long, was_at=None):
+        """K as it is kept, which is rotated with rotation on append. What was kept at `was_at` is
+        rotated on from there, and not rounded again."""
+        k = oracle.vector(KEY, self.keys, token, head, self.k_dim)
+        if self.rope.mode != "ON_APPEND":
+            return self.k_storage.kept(k)
+        if was_at is not None and was_at != position[0]:
+            k = self.k_storage.kept(self.rope.turn(k, [was_at], use_long))
+            return self.rope.turn(k, [position[0] - was_at], use_long)
+        return self.k_storage.kept(self.rope.turn(k, position, use_long))
+
+    def key(self, token, head, position, use_long, was_at=None):
+        """K as queries see it."""
+        k = self.stored_key(token, head, position, use_long, was_at)
+        return self.rope.turn(k, position, use_long) if self.rope.mode == "ON_READ" else k
+
+    def value(self, token, head):
+        return self.v_storage.kept(oracle.vector(VALUE, self.keys, token, head, self.v_dim))
+
+    def values(self, ids):
+        return [x for token in ids for head in range(self.kv_heads)
+                for x in self.value(token, head)]
 
 
 def text_of_row(texts, row, count):

@@ -80,7 +80,8 @@ class Writer(LayerSteps, OperatorSteps):
         heads = (layer.q_heads, layer.kv_heads) if layer.q_heads > 0 else (1, 1)
         dims = (layer.k_dim, layer.v_dim) if layer.k_dim > 0 else (4, 4)
         return Rows(self.ids if ids is None else ids, q_heads or heads[0], heads[1], *dims,
-                    layer.v_is_k, layer.rope, layer.number, layer.keys)
+                    layer.v_is_k, layer.rope, layer.number, layer.keys, layer.k_storage,
+                    layer.v_storage)
 
     def plain(self, step, *keys):
         return {"op": step["op"]} | step.given(*keys)
@@ -182,7 +183,7 @@ class Writer(LayerSteps, OperatorSteps):
     def forward(self, step):
         """begin, the call of every layer, end."""
         calls = [self.begin(step)]
-        shared = step.given("q", "at", "q_at", "long_from", "opt")
+        shared = step.given("q", "at", "was_at", "q_at", "long_from", "opt")
         more = step.given("sees", "cross_sees", "get", "set", "layer_sees")
         for number in self.model.slice if self.model.has_storage else ():
             layer = self.model.layers[number]
@@ -224,18 +225,15 @@ class Writer(LayerSteps, OperatorSteps):
 
     def stored_rows(self, step, number, ids):
         """K and V as a layer keeps them; K is rotated where the layer rotates on append."""
-        rows, layer = self.rows(number), self.layer(number)
-        turns = self.model.layers[layer.keys].rope.mode == "ON_APPEND"
+        rows = self.rows(number)
         at, long_from = step.get("at"), step.get("long_from", math.inf)
+        was_at = parse_ids(step["was_at"]) if "was_at" in step else [None] * len(ids)
         k = []
         for i, token in enumerate(ids):
             position = self.position_of(token) if at is None else [parse_ids(at)[i]]
             for head in range(rows.kv_heads):
-                k += (rows.key(token, head, position, token >= long_from)
-                      if turns else oracle.vector(KEY, rows.keys, token, head, rows.k_dim))
-        return near(k), [] if rows.v_is_k else near(
-            oracle.tokens(VALUE, rows.keys, ids, rows.kv_heads, rows.v_dim)
-        )
+                k += rows.stored_key(token, head, position, token >= long_from, was_at[i])
+        return near(k), [] if rows.v_is_k else near(rows.values(ids))
 
     def stored_in(self, step, number, ids, call, room):
         rows = self.rows(number)
@@ -247,6 +245,7 @@ class Writer(LayerSteps, OperatorSteps):
             for key, flat in (("k", k), ("v", v)):
                 if key in results:
                     results[key]["values"] = flat
+                    results[key] |= step.given("tolerance")
         return {**call, "layer": number, **results}
 
     def span(self, step):

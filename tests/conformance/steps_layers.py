@@ -39,7 +39,7 @@ class LayerSteps:
         out = {"shape": [count + padding, rows.q_heads, rows.v_dim]}
         log = {"shape": [count + padding, rows.q_heads]}
         results = {"out": out, "lse": log} if lse else {"out": out}
-        step.given("sees", "at", "q_at", "long_from", "rows")
+        step.given("sees", "at", "was_at", "q_at", "long_from", "rows")
         if self.refused:
             return results
         if padding:
@@ -69,6 +69,9 @@ class LayerSteps:
             at = [self.position_of(token) for token in ids]
         if len(at) != len(ids):
             raise ValueError("'at' and 'sees' differ in length")
+        was_at = [None] * len(ids)
+        if "was_at" in step:
+            was_at = parse_ids(text_of_row(step["was_at"], row, len(rows.ids)), own)
         q_at = [step["q_at"][row]] if "q_at" in step else self.position_of(own)
         scale = opt.get("scale", 0) or 1 / math.sqrt(rows.k_dim)
         outs, sums = [], []
@@ -79,13 +82,9 @@ class LayerSteps:
                 q = rows.rope.turn(oracle.vector(QUERY, rows.q_layer, own, head, rows.k_dim), q_at,
                                    own >= long_from)
             keys = []
-            for token, position in zip(ids, at):
-                k = rows.key(token, kv_head, position, token >= long_from)
-                v = (
-                    k
-                    if rows.v_is_k
-                    else oracle.vector(VALUE, rows.keys, token, kv_head, rows.v_dim)
-                )
+            for token, position, was in zip(ids, at, was_at):
+                k = rows.key(token, kv_head, position, token >= long_from, was)
+                v = k if rows.v_is_k else rows.value(token, kv_head)
                 added = -opt["alibi"][head] * (q_at[0] - position[0]) if "alibi" in opt else 0
                 bias = opt["bias"][row][position[0]] if "bias" in opt else 0
                 keys.append((k, v, -math.inf if bias is None else added + bias))

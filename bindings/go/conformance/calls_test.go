@@ -135,7 +135,9 @@ func init() {
 		// Operators over pools of the case.
 		"op_pool": func(c *call) error {
 			layout := kvcache.OpLayout(c.step.num("layout"))
-			c.pools[c.step.text("pool")] = &kvcache.OpPool{K: c.in("k"), V: c.in("v"), Layout: layout}
+			c.pools[c.step.text("pool")] = &kvcache.OpPool{K: c.in("k"), V: c.in("v"), Layout: layout,
+				Quant: c.quant(), KScale: c.scale("k_scale"), VScale: c.scale("v_scale"),
+				KScales: c.in("k_scales"), VScales: c.in("v_scales")}
 			return nil
 		},
 		"op_append": func(c *call) error {
@@ -173,11 +175,32 @@ func init() {
 			}
 			return c.lib.OpRotate(c.in("x"), c.out("out"), c.opOptions())
 		},
+		"op_quantize": func(c *call) error {
+			scales := c.in("scales")
+			if scales == nil {
+				scales = c.out("out_scales")
+			}
+			saturated, err := c.lib.OpQuantize(c.quant(), c.in("x"), c.out("out"), scales, c.opOptions())
+			return c.answer("saturated", int64(saturated), err)
+		},
+		"op_dequantize": func(c *call) error {
+			return c.lib.OpDequantize(c.quant(), c.in("x"), c.in("scales"), c.out("out"), c.opOptions())
+		},
 		"op_linear": func(c *call) error {
 			return c.lib.OpLinearStep(c.linear(), c.in("qo_indptr"), c.inPlace("states", "want_states"), c.in("q"),
 				c.in("k"), c.in("v"), c.in("decay"), c.in("beta"), c.out("out"), c.opOptions())
 		},
 	}
+}
+
+// quant is how rows of the step are stored.
+func (c *call) quant() kvcache.Quant { return kvcache.Quant(c.step.i64Or("quant", 0)) }
+
+func (c *call) scale(key string) float32 {
+	if !c.step.has(key) {
+		return 0
+	}
+	return float32(toFloat(c.step.at(key)))
 }
 
 // ---- The plan and the cache

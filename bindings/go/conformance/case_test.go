@@ -284,7 +284,7 @@ func newHost(dtype kvcache.DType, shape ...int) *host {
 }
 
 var dtypes = map[string]kvcache.DType{"": kvcache.F32, "f32": kvcache.F32, "f16": kvcache.F16, "bf16": kvcache.BF16,
-	"i32": kvcache.I32, "i64": kvcache.I64}
+	"i8": kvcache.I8, "i32": kvcache.I32, "i64": kvcache.I64, "e4m3": kvcache.F8E4M3, "e5m2": kvcache.F8E5M2}
 
 func dtypeOf(name string) kvcache.DType {
 	dtype, found := dtypes[name]
@@ -313,6 +313,8 @@ func (h *host) arg() *kvcache.Tensor {
 
 func (h *host) set(i int, x float64) {
 	switch h.dtype {
+	case kvcache.I8, kvcache.F8E4M3, kvcache.F8E5M2: // float8 by its bits
+		h.bytes[i] = byte(int(x))
 	case kvcache.I32:
 		binary.LittleEndian.PutUint32(h.bytes[4*i:], uint32(int32(x)))
 	case kvcache.I64:
@@ -326,8 +328,14 @@ func (h *host) set(i int, x float64) {
 	}
 }
 
-// get reads float32 and int32: results have these types.
+// get reads float32, int32, int8 and the bits of float8: results have these types.
 func (h *host) get(i int) float64 {
+	switch h.dtype {
+	case kvcache.I8:
+		return float64(int8(h.bytes[i]))
+	case kvcache.F8E4M3, kvcache.F8E5M2:
+		return float64(h.bytes[i])
+	}
 	bits := binary.LittleEndian.Uint32(h.bytes[4*i:])
 	if h.dtype == kvcache.I32 {
 		return float64(int32(bits))

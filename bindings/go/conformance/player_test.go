@@ -228,6 +228,9 @@ func (p *player) compare(what string, want *fields, got *host) {
 	p.equal("shape of "+what, got.shape, want.sizes("shape"))
 	want.text("dtype")
 	tolerance, count := p.tolerance, 1
+	if want.has("tolerance") {
+		tolerance = toFloat(want.at("tolerance"))
+	}
 	if want.flag("exact") {
 		tolerance = 0
 	}

@@ -83,6 +83,9 @@ def elements(spec):
     return (found * (kind != 0)).reshape(-1)
 
 
+FLOAT8 = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+
 def tensor(spec):
     """The tensor that a case describes; elements that it does not give are NaN, or -1."""
     shape, name = spec["shape"], spec.get("dtype", "f32")
@@ -90,12 +93,18 @@ def tensor(spec):
         "f32": np.float32,
         "f16": np.float16,
         "bf16": np.float32,
+        "i8": np.int8,
         "i32": np.int32,
         "i64": np.int64,
+        "e4m3": np.uint8,  # by their bits, as all float8
+        "e5m2": np.uint8,
     }
-    flat = np.full(int(np.prod(shape)), -1 if name[0] == "i" else np.nan, types[name])
+    empty = 255 if name in FLOAT8 else -1 if name[0] == "i" else np.nan
+    flat = np.full(int(np.prod(shape)), empty, types[name])
     given = elements(spec)
     flat[: len(given)] = given
+    if name in FLOAT8:
+        return kvcache.as_dtype(flat.reshape(shape), FLOAT8[name])
     if name != "bf16":
         return flat.reshape(shape)
     bits = (flat.view(np.uint32) >> np.uint32(16)).astype(
@@ -109,9 +118,10 @@ def differs(want, got, tolerance, what):
     if list(got.shape) != want["shape"]:
         return f"{what} has the shape {got.shape}", 0
     expected, rows = elements(want), want.get("rows")
-    tolerance = 0 if want.get("exact", False) else tolerance
-    want.get("dtype")
+    tolerance = 0 if want.get("exact", False) else want.get("tolerance", tolerance)
     count = want["shape"][0] if want["shape"] else 1
+    if want.get("dtype") in FLOAT8:
+        got = got.numpy().view(np.uint8)
     flat = np.asarray(got, np.float64).reshape(count, -1) if got.size else np.zeros((count, 0))
     untouched = want.get("untouched", count)
     if not np.isnan(flat[untouched:]).all():

@@ -11,7 +11,7 @@ import kvcache
 from kvcache import ops
 from kvcache.names import LAYER_KINDS
 
-from .case import differs, refuse_unread, tensor
+from .case import FLOAT8, differs, refuse_unread, tensor
 
 ROPE = (
     "mode style scaling section_layout rotary_dim theta scale freq_factors long_freq_factors sections "
@@ -19,8 +19,9 @@ ROPE = (
 ).split()
 LAYER = (
     "kind num_q_heads num_kv_heads k_dim v_dim window chunk source_layer latent_rank "
-    "latent_rope_dim v_is_k v_dtype"
+    "latent_rope_dim v_is_k quant k_scale v_scale"
 ).split()
+DTYPES = {"i8": "int8", **FLOAT8}  # others have their names here too
 CONFIG = (
     "page_size num_pages byte_budget layer_begin layer_end max_seqs max_tokens_per_forward max_seq_len "
     "storage pool_layout max_cross_len state_stride num_state_slots num_threads event_capacity pad_pages"
@@ -46,7 +47,11 @@ def config_of(fields):
             kvcache.State(state["shape"], state["dtype"], optional(state, "init"))
             for state in layer.get("states", [])
         ]
-        words = {"dtype": layer["k_dtype"]} if "k_dtype" in layer else {}
+        words = {
+            name: DTYPES.get(layer[key], layer[key])
+            for key, name in (("k_dtype", "dtype"), ("v_dtype", "v_dtype"))
+            if key in layer
+        }
         layers.append(
             kvcache.Layer(**layer.given(*LAYER), **words, rope=rope_of(layer), states=states)
         )
@@ -376,7 +381,9 @@ def events(p, step):
 
 
 def op_pool(p, step):
-    p.pools[step["pool"]] = ops.Pool(tensor(step["k"]), optional(step, "v"), step["layout"])
+    tensors = {key: optional(step, key) for key in ("v", "k_scales", "v_scales")}
+    words = step.given("quant", "k_scale", "v_scale")
+    p.pools[step["pool"]] = ops.Pool(tensor(step["k"]), layout=step["layout"], **tensors, **words)
 
 
 def op_words(p, step):
@@ -434,6 +441,22 @@ def op_rotate(p, step):
     x = tensor(step["x"])
     out = x if step["in_place"] else p.results(step, "out")[0]
     ops.rotate(x, out, tensor(step["positions"]), rope_of(step))
+    p.compare(step, out=out)
+
+
+def op_quantize(p, step):
+    (out,) = p.results(step, "out")
+    if "scales" in step:
+        scales = tensor(step["scales"])
+    else:
+        (scales,) = p.results(step, "out_scales")
+    p.answer(step, "saturated", ops.quantize(tensor(step["x"]), out, scales, step["quant"]))
+    p.compare(step, out=out, **({} if "scales" in step else {"out_scales": scales}))
+
+
+def op_dequantize(p, step):
+    (out,) = p.results(step, "out")
+    ops.dequantize(*p.tensors(step, "x", "scales"), out, step["quant"])
     p.compare(step, out=out)
 
 
@@ -533,5 +556,7 @@ HANDLERS = {
     "op_gather": op_gather,
     "op_copy_pages": op_copy_pages,
     "op_rotate": op_rotate,
+    "op_quantize": op_quantize,
+    "op_dequantize": op_dequantize,
     "op_linear": op_linear,
 }

@@ -2,11 +2,11 @@
 
 use crate::case::{Fields, HostTensor, Json};
 use crate::config::{config_of, kind, rope_of};
-use crate::player::{integers, Answer, HostPool, Played, Player, Target};
-use kvcache::ops::{self, OpOptions, Pool, PoolMut, Table};
+use crate::player::{integers, Answer, HostPool, HostScales, Played, Player, Target};
+use kvcache::ops::{self, OpOptions, Pool, PoolMut, Scales, ScalesMut, Table};
 use kvcache::{
     Activation, AttnOptions, Batch, CacheRef, Decay, Error, EventKind, Forward, LinearInputs, LinearOptions,
-    LoadOptions, OpLayout, Plan, PoolKind, PrefixKey, Query, SeqOp, TableKind, TensorMut, TensorRef,
+    LoadOptions, OpLayout, Plan, PoolKind, PrefixKey, Quant, Query, SeqOp, TableKind, TensorMut, TensorRef,
 };
 use kvcache_sys as sys;
 use std::collections::HashMap;
@@ -478,7 +478,14 @@ fn on_pool(p: &mut Player, pool: &mut HostPool, step: Fields<'_>) -> Answer {
     views!(step => q);
     if matches!(op, "op_append" | "op_copy_pages") {
         let (k_pool, v_pool) = (pool.k.view_mut(), pool.v.as_mut().map(HostTensor::view_mut));
-        let mut pool = PoolMut { k: k_pool, v: v_pool, layout: pool.layout, scales: Default::default() };
+        let scales = match &mut pool.scales {
+            HostScales::None => ScalesMut::None,
+            HostScales::PerTensor { k, v } => ScalesMut::PerTensor { k: *k, v: *v },
+            HostScales::PerTokenHead { k, v } => {
+                ScalesMut::PerTokenHead { k: k.view_mut(), v: v.as_mut().map(HostTensor::view_mut) }
+            }
+        };
+        let mut pool = PoolMut { k: k_pool, v: v_pool, layout: pool.layout, scales };
         if op == "op_append" {
             views!(step => slots, k, v);
             return with_op_opt(p, step, |opt| ops::append(&mut pool, opt, of(slots), of(k), v));
@@ -489,7 +496,18 @@ fn on_pool(p: &mut Player, pool: &mut HostPool, step: Fields<'_>) -> Answer {
         return with_op_opt(p, step, |opt| ops::copy_pages(&mut pool, opt, &pairs.view()));
     }
     let (k, v) = (pool.k.view(), pool.v.as_ref().map(HostTensor::view));
-    let pool = Pool { k: &k, v: v.as_ref(), layout: pool.layout, scales: Default::default() };
+    let (k_rows, v_rows) = match &pool.scales {
+        HostScales::PerTokenHead { k, v } => (Some(k.view()), v.as_ref().map(HostTensor::view)),
+        _ => (None, None),
+    };
+    let scales = match &pool.scales {
+        HostScales::None => Scales::None,
+        HostScales::PerTensor { k, v } => Scales::PerTensor { k: *k, v: *v },
+        HostScales::PerTokenHead { .. } => {
+            Scales::PerTokenHead { k: k_rows.as_ref().expect("k_scales"), v: v_rows.as_ref() }
+        }
+    };
+    let pool = Pool { k: &k, v: v.as_ref(), layout: pool.layout, scales };
     let keys = if op == "op_gather" { ["k", "v"] } else { ["out", "lse"] };
     let mut results = keys.map(|key| result(step, key));
     pair(&mut results, |first, second| {
@@ -516,7 +534,17 @@ fn on_nothing(p: &mut Player, step: Fields<'_>) -> Answer {
     match step.text("op") {
         "op_pool" => {
             let layout = kind!(step, "layout", OpLayout, kvc_op_layout);
-            let pool = HostPool { k: given(step, "k").expect("k"), v: given(step, "v"), layout };
+            let scales = match kind!(step, "quant", Quant, kvc_quant) {
+                Quant::PerTensor => {
+                    HostScales::PerTensor { k: step.num("k_scale") as f32, v: step.num("v_scale") as f32 }
+                }
+                Quant::PerTokenHead => HostScales::PerTokenHead {
+                    k: given(step, "k_scales").expect("k_scales"),
+                    v: given(step, "v_scales"),
+                },
+                _ => HostScales::None,
+            };
+            let pool = HostPool { k: given(step, "k").expect("k"), v: given(step, "v"), layout, scales };
             p.pools.insert(step.text("pool").into(), pool);
             Ok(())
         }
@@ -550,6 +578,30 @@ fn on_nothing(p: &mut Player, step: Fields<'_>) -> Answer {
                 false => ops::rotate(opt, &x.view(), &mut out.view_mut()),
             })?;
             p.compare(step, "out", if in_place { &x } else { &out });
+            Ok(())
+        }
+        "op_quantize" => {
+            let quant = kind!(step, "quant", Quant, kvc_quant);
+            let (x, mut out) = (given(step, "x").expect("x"), result(step, "out").expect("out"));
+            let shared = given(step, "scales");
+            let is_result = shared.is_none();
+            let mut scales = shared.or_else(|| result(step, "out_scales")).expect("out_scales");
+            let saturated = with_op_opt(p, step, |opt| {
+                ops::quantize(opt, quant, &x.view(), &mut out.view_mut(), &mut scales.view_mut())
+            })?;
+            p.answer(step, "saturated", saturated as i64);
+            p.compare(step, "out", &out);
+            if is_result {
+                p.compare(step, "out_scales", &scales);
+            }
+            Ok(())
+        }
+        "op_dequantize" => {
+            let quant = kind!(step, "quant", Quant, kvc_quant);
+            views!(step => x, scales);
+            let mut out = result(step, "out").expect("out");
+            with_op_opt(p, step, |opt| ops::dequantize(opt, quant, of(x), of(scales), &mut out.view_mut()))?;
+            p.compare(step, "out", &out);
             Ok(())
         }
         "op_linear" => {

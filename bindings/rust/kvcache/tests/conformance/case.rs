@@ -1,6 +1,6 @@
 //! A case as its file has it: JSON whose keys are noted as they are read, and the tensors in it.
 
-use kvcache::{Bf16, DType, StateSpec, TensorMut, TensorRef, F16};
+use kvcache::{Bf16, DType, StateSpec, TensorMut, TensorRef, F16, F8E4M3, F8E5M2};
 use serde_json::Value;
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -139,6 +139,9 @@ pub fn dtype_of(name: &str) -> DType {
         "f32" | "" => DType::F32,
         "f16" => DType::F16,
         "bf16" => DType::BF16,
+        "i8" => DType::I8,
+        "e4m3" => DType::F8_E4M3FN,
+        "e5m2" => DType::F8_E5M2,
         _ => panic!("'{name}' is no element type"),
     }
 }
@@ -148,6 +151,9 @@ enum Data {
     F32(Vec<f32>),
     F16(Vec<F16>),
     Bf16(Vec<Bf16>),
+    E4m3(Vec<F8E4M3>),
+    E5m2(Vec<F8E5M2>),
+    I8(Vec<i8>),
     I32(Vec<i32>),
     I64(Vec<i64>),
 }
@@ -166,6 +172,9 @@ macro_rules! each {
             Data::F32($elements) => $body,
             Data::F16($elements) => $body,
             Data::Bf16($elements) => $body,
+            Data::E4m3($elements) => $body,
+            Data::E5m2($elements) => $body,
+            Data::I8($elements) => $body,
             Data::I32($elements) => $body,
             Data::I64($elements) => $body,
         }
@@ -195,6 +204,10 @@ impl HostTensor {
                 let bf16 = |x| Bf16(((x as f32).to_bits() >> 16) as u16);
                 Data::Bf16(filled(size, Bf16(0xFFFF), &given, bf16))
             }
+            // float8 by its bits.
+            "e4m3" => Data::E4m3(filled(size, F8E4M3(0xFF), &given, |x| F8E4M3(x as u8))),
+            "e5m2" => Data::E5m2(filled(size, F8E5M2(0xFF), &given, |x| F8E5M2(x as u8))),
+            "i8" => Data::I8(filled(size, -1, &given, |x| x as i8)),
             "i32" => Data::I32(filled(size, -1, &given, |x| x as i32)),
             "i64" => Data::I64(filled(size, -1, &given, |x| x as i64)),
             _ => panic!("'{dtype}' is no element type"),
@@ -223,10 +236,13 @@ impl HostTensor {
         each!(&self.data, elements => StateSpec::with_init(&self.shape, elements)).unwrap()
     }
 
-    /// float32 and integers only: results have these types.
+    /// float32, integers and the bits of float8 only: results have these types.
     pub fn elements(&self) -> Vec<f64> {
         match &self.data {
             Data::F32(elements) => elements.iter().map(|x| f64::from(*x)).collect(),
+            Data::E4m3(elements) => elements.iter().map(|x| f64::from(x.0)).collect(),
+            Data::E5m2(elements) => elements.iter().map(|x| f64::from(x.0)).collect(),
+            Data::I8(elements) => elements.iter().map(|x| f64::from(*x)).collect(),
             Data::I32(elements) => elements.iter().map(|x| f64::from(*x)).collect(),
             Data::I64(elements) => elements.iter().map(|x| *x as f64).collect(),
             other => panic!("reading {other:?}"),

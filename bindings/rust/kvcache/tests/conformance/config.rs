@@ -2,8 +2,8 @@
 
 use crate::case::{dtype_of, Fields, HostTensor};
 use kvcache::{
-    Allocator, Config, CpuIsa, Layer, LayerKind, PoolLayout, Rope, RopeMode, RopeScaling, RopeSections,
-    RopeStyle, StateSpec, Storage,
+    Allocator, Config, CpuIsa, Layer, LayerKind, PoolLayout, Quant, Rope, RopeMode, RopeScaling,
+    RopeSections, RopeStyle, StateSpec, Storage,
 };
 use kvcache_sys as sys;
 use std::alloc::{alloc, dealloc, Layout};
@@ -84,6 +84,9 @@ fn layer_of(json: Fields<'_>) -> Layer {
     layer.latent_rank = int("latent_rank");
     layer.latent_rope_dim = int("latent_rope_dim");
     layer.v_is_k = json.flag("v_is_k");
+    layer.quant = kind!(json, "quant", Quant, kvc_quant);
+    layer.k_scale = json.num("k_scale") as f32;
+    layer.v_scale = json.num("v_scale") as f32;
     layer.k_dtype = dtype("k_dtype");
     layer.v_dtype = dtype("v_dtype");
     layer.rope = rope_of(json);

@@ -13,6 +13,14 @@ pub struct HostPool {
     pub k: HostTensor,
     pub v: Option<HostTensor>,
     pub layout: OpLayout,
+    pub scales: HostScales,
+}
+
+/// The scales of its rows.
+pub enum HostScales {
+    None,
+    PerTensor { k: f32, v: f32 },
+    PerTokenHead { k: HostTensor, v: Option<HostTensor> },
 }
 
 pub struct Player {
@@ -114,7 +122,8 @@ impl Player {
         let (expected, actual, rows) = (elements_of(want), got.elements(), want.sizes("rows"));
         let count = got.shape().first().copied().unwrap_or(1);
         let row = actual.len() / count.max(1);
-        let tolerance = if want.flag("exact") { 0.0 } else { self.tolerance };
+        let own = want.has("tolerance").then(|| want.num("tolerance"));
+        let tolerance = if want.flag("exact") { 0.0 } else { own.unwrap_or(self.tolerance) };
         want.text("dtype");
         for (i, wanted) in expected.iter().enumerate() {
             let at = if want.has("rows") { rows[i / row] * row + i % row } else { i };
