@@ -19,7 +19,7 @@ CONFIG_NUMBERS = ["byte_budget", "layer_begin", "layer_end", "max_seqs", "max_to
 LAYER_NUMBERS = {"v_dim": "v_dim", "window": "window", "chunk": "chunk", "source": "source_layer",
                  "latent_rank": "latent_rank", "latent_rope_dim": "latent_rope_dim",
                  "v_is_k": "v_is_k", "v_dtype": "v_dtype"}
-QUANTS = ["NONE", "PER_TENSOR", "PER_TOKEN_HEAD", "BLOCK16"]
+QUANTS = ["NONE", "PER_TENSOR", "PER_TOKEN_HEAD", "BLOCK16", "OFF"]
 STORAGES = ["OWNED", "BORROWED", "NONE"]
 POOL_LAYOUTS = ["LAYER_FIRST", "PAGE_FIRST"]
 
@@ -129,11 +129,12 @@ class Layer:
         self.v_is_k = json.get("v_is_k", False) or rank > 0
         rope = json.get("rope")
         self.rope = Rope(rope, rope_dim if mla else k_dim, rank if mla else 0)
-        self.quant = json.get("quant", "NONE")
-        dtype, k_scale = json.get("dtype", "f32"), json.get("k_scale", 0)
-        self.k_storage = Storage(self.quant, dtype, k_scale)
+        quant, dtype = json.get("quant", "NONE"), json.get("dtype", "f32")
+        v_quant = json.get("v_quant", quant)
+        self.k_storage = Storage(quant, dtype, json.get("k_scale", 0))
         self.v_storage = self.k_storage if self.v_is_k else Storage(
-            self.quant, json.get("v_dtype", dtype), json.get("v_scale", 0))
+            "NONE" if v_quant == "OFF" else v_quant, json.get("v_dtype", dtype),
+            json.get("v_scale", 0))
         self.states = [(state["shape"], state.get("init", -1)) for state in json.get("states", [])]
         if self.kind == "SHARED":
             self.keys = json.get("source", 0)
@@ -148,8 +149,7 @@ class Layer:
         call |= {name: json[key] for key, name in LAYER_NUMBERS.items() if key in json}
         if pages or mla or "dtype" in json:
             call["k_dtype"] = json.get("dtype", "f32")
-        if "quant" in json:
-            call["quant"] = QUANTS.index(self.quant)
+        call |= {key: QUANTS.index(json[key]) for key in ("quant", "v_quant") if key in json}
         call |= json.given("k_scale", "v_scale")
         if rope is not None:
             call["rope"] = rope_call(rope)

@@ -30,6 +30,7 @@ TABLES = (
     "indptr indices last_page_len block_table slot_mapping seq_lens qo_indptr page_position".split()
 )
 OWNED = 0
+OFF = 4  # KVC_QUANT_OFF, which Python does not need
 
 
 def optional(fields, key):
@@ -52,6 +53,8 @@ def config_of(fields):
             for key, name in (("k_dtype", "dtype"), ("v_dtype", "v_dtype"))
             if key in layer
         }
+        if "v_quant" in layer:
+            words["v_quant"] = "none" if layer["v_quant"] == OFF else layer["v_quant"]
         layers.append(
             kvcache.Layer(**layer.given(*LAYER), **words, rope=rope_of(layer), states=states)
         )

@@ -85,6 +85,11 @@ fn layer_of(json: Fields<'_>) -> Layer {
     layer.latent_rope_dim = int("latent_rope_dim");
     layer.v_is_k = json.flag("v_is_k");
     layer.quant = kind!(json, "quant", Quant, kvc_quant);
+    let is_off = json.int_or("v_quant", 0) == i64::from(sys::KVC_QUANT_OFF.0);
+    layer.v_quant = json.has("v_quant").then(|| match is_off {
+        true => Quant::None,
+        false => kind!(json, "v_quant", Quant, kvc_quant),
+    });
     layer.k_scale = json.num("k_scale") as f32;
     layer.v_scale = json.num("v_scale") as f32;
     layer.k_dtype = dtype("k_dtype");
