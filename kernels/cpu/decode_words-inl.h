@@ -18,7 +18,8 @@
 // `Math` is the arithmetic, one of decode_words_<isa>-inl.h:
 //   Words                  a register of kWords words, or of kUnit bytes
 //   Sum                    kLanes sums of products
-//   load_key               kUnit elements of a K row as words, in the order of query_place
+//   load_key               kUnit elements of a K row as words, in the order of place_query
+//   place_query            kUnit words of a query in that order
 //   pair_values<part>      words (a, b) of element 4l + part + i of two V rows in dword l of x[i]
 //   word_factor(largest)   by which values up to `largest` are multiplied to become words
 //   product_factor(largest)  by which their products with elements are multiplied in turn
@@ -51,7 +52,9 @@ struct IntegerFactors {
   static constexpr DType kType = DType::kInt8;
   static constexpr bool kLosesSmall = false;
   static constexpr float kLargestWord = 32767.0f;
-  static constexpr int query_place(int d) { return d; }
+  KVC_VEC_INLINE static void place_query(const uint16_t* natural, uint16_t* to) {
+    __builtin_memcpy(to, natural, kUnit * sizeof *to);
+  }
   KVC_VEC_INLINE static Vec word_factor(Vec largest) {
     return select(less(zero(), largest), div(set1(kLargestWord), largest), zero());
   }
@@ -398,31 +401,33 @@ class WordLoop {
       const int64_t head = block / layout_.blocks;
       for (int r = 0; r < block_rows; ++r) {
         const int64_t row = block % layout_.blocks * block_rows + r;
-        float largest = 0.0f, poison = 0.0f;
         if (row < layout_.rows) {
           const int64_t packed_row = packed_row_of(sequence_, item_.row_begin + row / group_);
           load_query_row(params_, rotation, packed_row,
                          (item_.head_begin + head) * group_ + row % group_, row_);
-          for (int d = 0; d < params_.k_dim; ++d) {
-            const float magnitude = row_[d] < 0 ? -row_[d] : row_[d];
-            largest = magnitude > largest ? magnitude : largest;
-            poison += row_[d] - row_[d];
-          }
+          for (int64_t d = params_.k_dim; d < dims; ++d) row_[d] = 0.0f;
         } else {
-          __builtin_memset(row_, 0, static_cast<size_t>(params_.k_dim) * 4);
+          __builtin_memset(row_, 0, static_cast<size_t>(dims) * 4);
         }
-        for (int64_t d = params_.k_dim; d < dims; ++d) row_[d] = 0.0f;
+        // A query that is not finite makes all of its scores NaN.
+        Vec widest = zero(), poison = zero();
+        for (int64_t d = 0; d < dims; d += kLanes) {
+          const Vec x = load(row_ + d);
+          widest = max(max(x, sub(zero(), x)), widest);
+          poison = add(poison, sub(x, x));
+        }
+        const float largest = horizontal_max(widest);
+        const bool finite = mask_bits(mask_not(equal(poison, zero()))) == 0;
         const Vec factor = Math::word_factor(set1(largest));
         uint16_t* to = q_ + block * layout_.q_words + r * kUnit;
         for (int64_t unit = 0; unit < dims; unit += kUnit, to += kUnit * block_rows) {
           alignas(64) uint16_t natural[kUnit];
           for (int d = 0; d < kUnit; d += kLanes)
             Math::store_words(natural + d, mul(load(row_ + unit + d), factor));
-          for (int d = 0; d < kUnit; ++d) to[Math::query_place(d)] = natural[d];
+          Math::place_query(natural, to);
         }
-        // A query that is not finite makes all of its scores NaN.
         alignas(64) float product[kLanes];
-        store(product, Math::product_factor(set1(largest + poison)));
+        store(product, Math::product_factor(set1(finite ? largest : __builtin_nanf(""))));
         for (int key = 0; key < keys; ++key) factors_[block * kLanes + r * keys + key] = product[0];
       }
       states_[block] = {set1(kMinusInfinity), zero()};
@@ -515,7 +520,9 @@ class WordLoop {
         store(m, states_[block].m), store(l, states_[block].l);
         const float* acc = acc_ + block * layout_.acc_floats + r * kUnit;
         for (int64_t unit = 0; unit < params_.v_dim; unit += kUnit, acc += kUnit * block_rows) {
-          for (int d = 0; d < kUnit; ++d) row_[unit + d] = acc[d % 4 * kLanes + d / 4];
+          for (int lane = 0; lane < kLanes; ++lane) {
+            for (int i = 0; i < 4; ++i) row_[unit + 4 * lane + i] = acc[i * kLanes + lane];
+          }
         }
         // A visible NaN may have lost the maximum: the row is not one that saw nothing.
         const float sum = l[r * keys], row_max = sum != sum ? sum : m[r * keys];

@@ -113,7 +113,16 @@ struct E4M3Math : Words512 {
   KVC_VEC_INLINE static Vec to_float(Sum sum) { return sum; }
   KVC_VEC_INLINE static Vec sum_all(const Sum (&sums)[16]) { return sum_lanes(sums); }
   // Even elements first.
-  static constexpr int query_place(int d) { return d / 2 + d % 2 * 32; }
+  KVC_VEC_INLINE static void place_query(const uint16_t* natural, uint16_t* to) {
+    for (int half = 0; half < 2; ++half) {
+      const __m512i pairs = load_words(natural + half * kWords);
+      const auto store_half = [&](int first, __m512i words) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + first + half * kLanes),
+                            _mm512_cvtepi32_epi16(words));
+      };
+      store_half(0, pairs), store_half(kWords, _mm512_srli_epi32(pairs, 16));
+    }
+  }
   KVC_VEC_INLINE static __m512i upper_bytes(__m512i bytes) {
     return _mm512_and_si512(_mm512_srai_epi16(bytes, 4),
                             _mm512_set1_epi16(static_cast<int16_t>(0x87f0)));
