@@ -445,11 +445,12 @@ class LayerReader {
               in_.quant, name, ll(value));
   }
 
+  // V may end inside a block that shares a scale.
   void refuse_scales_inside_rows(const char* name, int64_t value) const {
-    if (spec_.is_quantised() && spec_.k_quant != KVC_QUANT_PER_TENSOR) {
+    if (spec_.k_quant == KVC_QUANT_BLOCK16) {
       fail_with(KVC_E_UNSUPPORTED, in_.quant,
-                "%s = %s (%d) with %s = %lld is not supported: where V lies inside K, NONE (0) and "
-                "PER_TENSOR (1) are",
+                "%s = %s (%d) with %s = %lld is not supported: where V lies inside K, NONE (0), "
+                "PER_TENSOR (1) and PER_TOKEN_HEAD (2) are",
                 field("quant").c_str(), quant_name(in_.quant), in_.quant, name, ll(value));
     }
   }

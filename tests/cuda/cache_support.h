@@ -72,6 +72,8 @@ struct SmallModel {
   DLDataType v_storage{};  // All zero: storage.
   kvc_quant quant = KVC_QUANT_NONE, v_quant = 0;
   float k_scale = 0, v_scale = 0;
+  bool v_in_k = false;
+  int32_t latent_rank = 0;  // MLA: the rest of `dim` are the elements that rotate.
   kvc_rope_mode rope = KVC_ROPE_ON_APPEND;
 };
 
@@ -93,6 +95,13 @@ class OneCache {
       layer.v_quant = model.v_quant;
       layer.k_scale = model.k_scale;
       layer.v_scale = model.v_scale;
+      layer.flags = model.v_in_k ? KVC_LAYER_V_IS_K : 0;
+      if (model.latent_rank != 0) {
+        layer.kind = KVC_LAYER_MLA;
+        layer.num_kv_heads = layer.k_dim = layer.v_dim = 0;
+        layer.latent_rank = model.latent_rank;
+        layer.latent_rope_dim = model.dim - model.latent_rank;
+      }
       layer.window = model.window;
       layer.rope = &rope_;
       layers_.push_back(layer);
@@ -110,6 +119,9 @@ class OneCache {
     config.host_byte_budget = model.host_bytes;
     config.flags = model.flags;
     config.num_threads = 1;
+    // Kernels of other instruction sets round q and weights for quantised rows.
+    const bool is_quantised = model.quant != KVC_QUANT_NONE || model.v_quant != KVC_QUANT_NONE;
+    if (is_quantised && device.device_type == kDLCPU) config.cpu_isa = KVC_CPU_ISA_REFERENCE;
     kvc_plan* plan = nullptr;
     kvc_error error = blank();
     EXPECT_EQ(kvc_plan_create(&config, &plan, &error), KVC_OK) << error.message;
@@ -163,12 +175,13 @@ class OneCache {
   void make_inputs(int64_t rows, uint64_t seed) {
     ins.clear(), outs.clear();
     for (int32_t l = 0; l < model_.num_layers; ++l) {
-      const auto make = [&](int32_t heads) {
-        return std::make_unique<Tensor>(std::vector<int64_t>{rows, heads, model_.dim}, device_);
+      const auto make = [&](int32_t heads, int32_t dim) {
+        return std::make_unique<Tensor>(std::vector<int64_t>{rows, heads, dim}, device_);
       };
       for (const int32_t heads : {model_.q_heads, model_.kv_heads, model_.kv_heads})
-        ins.push_back(make(heads));
-      outs.push_back(make(model_.q_heads));
+        ins.push_back(make(heads, model_.dim));
+      outs.push_back(
+          make(model_.q_heads, model_.latent_rank == 0 ? model_.dim : model_.latent_rank));
     }
     fill_inputs(seed);
   }
@@ -179,8 +192,13 @@ class OneCache {
     for (int32_t l = 0; l < model_.num_layers; ++l) {
       const auto at = static_cast<size_t>(l);
       kvc_error error = blank();
-      status = kvc_attn(forward, l, nullptr, ins[3 * at]->view(), ins[3 * at + 1]->view(),
-                        ins[3 * at + 2]->view(), outs[at]->view(), nullptr, &error);
+      kvc_attn_opt opt{};
+      opt.struct_size = sizeof opt;
+      opt.scale = 0.25f;
+      const bool has_v = !model_.v_in_k && model_.latent_rank == 0;
+      status =
+          kvc_attn(forward, l, &opt, ins[3 * at]->view(), ins[3 * at + 1]->view(),
+                   has_v ? ins[3 * at + 2]->view() : nullptr, outs[at]->view(), nullptr, &error);
       message = error.message;
     }
   }
@@ -239,9 +257,10 @@ struct CachePair {
     ASSERT_EQ(cpu.status, KVC_OK) << cpu.message;
     const std::vector<float> got = device.step(seqs, lengths, seed, stream, parents);
     ASSERT_EQ(device.status, KVC_OK) << device.message;
-    expect_close(got, expected);
+    expect_close(got, expected, tolerance);
   }
   OneCache cpu, device;
+  float tolerance = 2e-5f;
 };
 
 // The back end is linked in; tests of the loader are elsewhere.

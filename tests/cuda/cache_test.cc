@@ -71,6 +71,7 @@ TEST_F(CudaCache, StoresKAndVApart) {
     model.v_scale = kind.v_scale;
     model.rope = KVC_ROPE_NONE;  // Rotations may tip a rounding.
     CachePair pair(model, kGpu);
+    pair.tolerance = 1e-3f;  // Tensor cores take q and weights in 16 bits.
     pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
     pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 2, error); });
     uint64_t seed = seed_of_run();
@@ -83,6 +84,33 @@ TEST_F(CudaCache, StoresKAndVApart) {
     });
     pair.step({3, 2}, {5, 2}, ++seed);
     pair.device.check();
+  }
+}
+
+TEST_F(CudaCache, ReadsTheScaleOfARowForKAndVWhereOneHoldsBoth) {
+  for (const DLDataType type : {DLDataType{kDLInt, 8, 1}, {kDLFloat8_e4m3fn, 8, 1}}) {
+    for (const int32_t rank : {0, 24}) {
+      SCOPED_TRACE(testing::Message() << "type " << int{type.code} << ", rank " << rank);
+      SmallModel model;
+      model.quant = KVC_QUANT_PER_TOKEN_HEAD;
+      model.storage = type;
+      model.rope = KVC_ROPE_NONE;  // Rotations may tip a rounding.
+      model.v_in_k = rank == 0;
+      model.latent_rank = rank;
+      model.dim = 32;
+      if (rank != 0) model.kv_heads = 1;
+      CachePair pair(model, kGpu);
+      pair.tolerance = 1e-3f;  // Tensor cores take q and weights in 16 bits.
+      pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
+      pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 2, error); });
+      uint64_t seed = seed_of_run();
+      pair.step({1, 2}, {7, 19}, ++seed);
+      pair.both(
+          [](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 2, 3, 17, error); });
+      for (int i = 0; i < 3; ++i) pair.step({1, 2, 3}, {1, 1, 1}, ++seed);
+      pair.step({3, 2}, {5, 2}, ++seed);
+      pair.device.check();
+    }
   }
 }
 

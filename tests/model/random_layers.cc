@@ -131,7 +131,6 @@ void RandomLayers::draw_mla(Random& random, NaiveLayer* naive, kvc_layer* layer)
   naive->self_rope.begin = naive->self_k_dim - rope_dim;
 }
 
-// Where V lies inside K, rows have no scales of their own.
 void RandomLayers::draw_quant(NaiveLayer* naive, kvc_layer* layer) {
   if (!quantises_ || quant_random_.chance(0.25)) return;
   const auto draw_code = [&] {
@@ -144,7 +143,7 @@ void RandomLayers::draw_quant(NaiveLayer* naive, kvc_layer* layer) {
   layer->quant = KVC_QUANT_PER_TOKEN_HEAD;
   layer->k_dtype = dl_type(naive->k_storage());
   layer->v_dtype = naive->is_latent ? DLDataType{} : dl_type(naive->v_storage());
-  if (naive->v_in_k || !quant_random_.chance(0.75)) {
+  if (naive->v_in_k ? mix_random_.chance(0.5) : !quant_random_.chance(0.75)) {
     layer->quant = KVC_QUANT_PER_TENSOR;
     const auto draw_scale = [&] { return quant_random_.pick_of({1.0f / 64, 0.0123f, 0.011f}); };
     layer->k_scale = naive->k_shared = naive->v_shared = draw_scale();

@@ -188,7 +188,7 @@ class Plan(unittest.TestCase):
     def test_what_cannot_be_planned_exits_with_1(self):
         self.refused(1, "cannot read no-such-file", "no-such-file", "--memory", "1GiB")
         self.refused(1, "not JSON", __file__, "--memory", "1GiB")
-        self.refused(1, "latents", config("deepseek-v3"), "--memory", "80GiB", "--kv-dtype", "int8")
+        self.refused(1, "latents", config("deepseek-v3"), "--memory", "80GiB", "--kv-dtype", "nvfp4")
         self.refused(1, "--pp 33", *LLAMA, "--memory", "80GiB", "--pp", 33)
         self.refused(1, "--memory = 1000000 holds no page", *LLAMA, "--memory", "1MB")
         self.refused(1, "--host-memory = 1000000 holds no page", *LLAMA, "--memory", "1GiB", "--host-memory", "1MB")

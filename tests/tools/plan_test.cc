@@ -165,6 +165,8 @@ TEST(ToolPlan, StorageIsThatOfTheOption) {
   EXPECT_THROW(set_kv_dtype("nvfp4", model), Failure);
   set_kv_dtype("fp8", model);
   EXPECT_EQ(model.layers[0].quant, KVC_QUANT_PER_TENSOR);
+  set_kv_dtype("int8", model);
+  EXPECT_EQ(model.layers[0].quant, KVC_QUANT_PER_TOKEN_HEAD);
 }
 
 }  // namespace

@@ -162,9 +162,9 @@ void set_kv_dtype(const std::string& name, Model& model) {
   const bool quantised = dtype->quant != KVC_QUANT_NONE;
   for (size_t i = 0; i < model.num_layers(); ++i) {
     kvc_layer& layer = model.layers[i];
-    if (layer.kind == KVC_LAYER_MLA && quantised && dtype->quant != KVC_QUANT_PER_TENSOR) {
+    if (layer.kind == KVC_LAYER_MLA && dtype->quant == KVC_QUANT_BLOCK16) {
       throw Failure("--kv-dtype " + name + ": layer " + std::to_string(i) +
-                    " keeps latents (MLA), which are stored as bf16, fp16, fp32 or fp8");
+                    " keeps latents (MLA), which no type with a scale per 16 elements stores");
     }
     // K and V of an encoder are written once and stay as the model has them unless all are.
     const bool may = layer.kind == KVC_LAYER_ATTENTION || layer.kind == KVC_LAYER_MLA ||

@@ -430,9 +430,10 @@ enum {
   KVC_QUANT_PER_TENSOR = 1,     /* float8 (e4m3fn, e5m2) or int8. One scale for K and one for V:
                                    kvc_layer.k_scale and v_scale. */
   KVC_QUANT_PER_TOKEN_HEAD = 2, /* float8, int8 or int4. One float32 scale per token and head for K,
-                                   and one for V. */
+                                   and one for V; one for both where V lies in K. */
   KVC_QUANT_BLOCK16 = 3,        /* float4 (e2m1fn; NVFP4). One float8 scale per 16 elements; k_dim
-                                   and v_dim are multiples of 16. */
+                                   and v_dim are multiples of 16. Not where V lies in K (MLA, K =
+                                   V layers). */
   KVC_QUANT_OFF = 4             /* kvc_layer.v_quant alone: V is not quantised, K is. */
 };
 
@@ -594,7 +595,8 @@ enum {
  *      K = V layers: K alone. MLA: [P][latent_rank + latent_rope_dim].
  *   2. PER_TOKEN_HEAD: then K's scales [num_kv_heads][P], then V's. BLOCK16: then K's
  *      [num_kv_heads][P][k_dim / 16], then V's with v_dim. PER_TENSOR: no scales here. Each half
- *      has those of its own kind. float32 scales begin at a multiple of 4 bytes. */
+ *      has those of its own kind; V has none where it lies in K. float32 scales begin at a
+ *      multiple of 4 bytes. */
 typedef int32_t kvc_pool_layout;
 enum {
   KVC_POOL_LAYER_FIRST = 0, /* [layer][page]: the pages of one layer lie together. Fastest to
