@@ -12,6 +12,6 @@ struct FoundSeed {
   int64_t operations;
 };
 
-inline const std::vector<FoundSeed> kFoundSeeds = {{"swaps", 7002, 18000}};
+inline const std::vector<FoundSeed> kFoundSeeds = {{"swaps", 7002, 18000}, {"tensors", 2104, 4500}};
 
 }  // namespace kvc::test

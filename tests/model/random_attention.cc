@@ -96,7 +96,9 @@ void RandomRun::compare_row(const RowCheck& check, const NaiveResult& want, Host
       setup_.tolerance(spec) + noise + half * (weights + roundings * 0x1.4p-8 * want.score_noise);
   const double allowed =
       check.slack * (base + 4e-7 * want.largest_score + storing_error(out.elem()));
-  if (!(std::sqrt(error) <= allowed * std::sqrt(size) + 1e-12)) {
+  const double floor =
+      check.slack * storing_floor(out.elem()) * std::sqrt(static_cast<double>(want.out.size()));
+  if (!(std::sqrt(error) <= allowed * std::sqrt(size) + floor + 1e-12)) {
     mismatch("%s: layer %zu, row %lld, head %d: relative error %.3g, allowed %.3g", check.function,
              check.layer, ll(row), head, std::sqrt(error / size), allowed);
   }

@@ -40,6 +40,9 @@ inline Elem draw_activation(Random& random) {
 inline double storing_error(Elem elem) {
   return elem == Elem::kBF16 ? 0x1.0p-8 : elem == Elem::kF16 ? 0x1.0p-11 : 0;
 }
+// And absolute, where the result is among the subnormal ones of float16: behind a sink logit that
+// takes nearly all of the weight, for instance.
+inline double storing_floor(Elem elem) { return elem == Elem::kF16 ? 0x1.0p-25 : 0; }
 
 constexpr kvc_seq kMostIds = 12;
 
