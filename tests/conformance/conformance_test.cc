@@ -36,18 +36,35 @@ std::vector<std::string> case_names() {
   return names;
 }
 
+// CUDA shifts no K that is quantised and stored rotated: kvc_seq_shift refuses it there.
+bool is_left_to_cpu(const std::string& name) {
+  std::ifstream file(case_dir() + "/" + name + ".json");
+  const Json json = Json::parse(file);
+  const Json& steps = json.at("steps");
+  if (!json.contains("config") || !json.at("config").contains("layers")) return false;
+  const Json& layers = json.at("config").at("layers");
+  return std::any_of(steps.begin(), steps.end(),
+                     [](const Json& step) { return step.at("op") == "shift"; }) &&
+         std::any_of(layers.begin(), layers.end(), [](const Json& layer) {
+           return layer.value("quant", 0) != KVC_QUANT_NONE && layer.contains("rope") &&
+                  layer.at("rope").value("mode", 0) == KVC_ROPE_ON_APPEND;
+         });
+}
+
 std::vector<Run> runs() {
   kvc_device_caps caps{};
   caps.struct_size = sizeof caps;
   (void)kvc_device_query({kDLCPU, 0}, &caps, nullptr);
   std::vector<Run> all;
-  for (const std::string& name : case_names())
+  for (const std::string& name : case_names()) {
+    if (test::is_on_gpu() && is_left_to_cpu(name)) continue;
     for (const auto& [isa, unused] : kIsaNames) {
       const bool wanted = test::is_on_gpu()
                               ? isa == KVC_CPU_ISA_AUTO
                               : isa != KVC_CPU_ISA_AUTO && (caps.isas >> isa & 1) != 0;
       if (wanted) all.push_back({name, isa});
     }
+  }
   return all;
 }
 
@@ -73,7 +90,12 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, Conformance, testing::ValuesIn(runs()), [](c
 
 TEST(ConformanceFiles, EveryInstructionSetHasCases) {
   EXPECT_GE(case_names().size(), 160u) << "cases are missing in " << case_dir();
-  EXPECT_GE(runs().size(), (test::is_on_gpu() ? 1 : 2) * case_names().size())
+  const std::vector<std::string> names = case_names();
+  const auto left = std::count_if(names.begin(), names.end(), is_left_to_cpu);
+  EXPECT_GT(left, 0);
+  EXPECT_LE(left, 6);
+  EXPECT_GE(runs().size(),
+            test::is_on_gpu() ? names.size() - static_cast<size_t>(left) : 2 * names.size())
       << "REFERENCE and SCALAR are there on every machine";
 }
 
