@@ -7,15 +7,20 @@
 namespace kvc::test {
 namespace {
 
-TEST_F(CudaCache, GivesWhatTheCpuGivesOverPrefillDecodeForkAndPop) {
-  CachePair pair({}, kGpu);
-  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
-  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 2, error); });
-  uint64_t seed = seed_of_run();
+// Sequences 1 and 2, and 3, which is 2's first 17 tokens; then `steps` of one token each.
+void prefill_fork_and_decode(CachePair& pair, int steps, uint64_t& seed) {
+  for (const kvc_seq id : {1, 2})
+    pair.both([&](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, id, error); });
   pair.step({1, 2}, {7, 19}, ++seed);
   pair.both(
       [](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 2, 3, 17, error); });
-  for (int i = 0; i < 6; ++i) pair.step({1, 2, 3}, {1, 1, 1}, ++seed);
+  for (int i = 0; i < steps; ++i) pair.step({1, 2, 3}, {1, 1, 1}, ++seed);
+}
+
+TEST_F(CudaCache, GivesWhatTheCpuGivesOverPrefillDecodeForkAndPop) {
+  CachePair pair({}, kGpu);
+  uint64_t seed = seed_of_run();
+  prefill_fork_and_decode(pair, 6, seed);
   pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_pop(cache, 2, 5, error); });
   pair.step({3, 2}, {5, 2}, ++seed);
   pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_remove(cache, 1, error); });
@@ -72,13 +77,8 @@ TEST_F(CudaCache, StoresKAndVApart) {
     model.rope = KVC_ROPE_NONE;  // Rotations may tip a rounding.
     CachePair pair(model, kGpu);
     pair.tolerance = 1e-3f;  // Tensor cores take q and weights in 16 bits.
-    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
-    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 2, error); });
     uint64_t seed = seed_of_run();
-    pair.step({1, 2}, {7, 19}, ++seed);
-    pair.both(
-        [](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 2, 3, 17, error); });
-    for (int i = 0; i < 3; ++i) pair.step({1, 2, 3}, {1, 1, 1}, ++seed);
+    prefill_fork_and_decode(pair, 3, seed);
     pair.both([](kvc_cache* cache, kvc_error* error) {
       return kvc_seq_shift(cache, 2, 3, 6, -3, error);
     });
@@ -101,13 +101,8 @@ TEST_F(CudaCache, ReadsTheScaleOfARowForKAndVWhereOneHoldsBoth) {
       if (rank != 0) model.kv_heads = 1;
       CachePair pair(model, kGpu);
       pair.tolerance = 1e-3f;  // Tensor cores take q and weights in 16 bits.
-      pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
-      pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 2, error); });
       uint64_t seed = seed_of_run();
-      pair.step({1, 2}, {7, 19}, ++seed);
-      pair.both(
-          [](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 2, 3, 17, error); });
-      for (int i = 0; i < 3; ++i) pair.step({1, 2, 3}, {1, 1, 1}, ++seed);
+      prefill_fork_and_decode(pair, 3, seed);
       pair.step({3, 2}, {5, 2}, ++seed);
       pair.device.check();
     }
