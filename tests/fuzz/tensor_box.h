@@ -212,7 +212,7 @@ class TensorSet {
   // nullptr now and then, where a call may be made without it or has to refuse that.
   DLTensor* add(const Wanted& wanted) {
     if (input_.one_in(12)) return has_null_ = true, nullptr;
-    static std::array<GuardedBlock, 12> blocks;  // lives as long as the process: mapping is dear
+    static std::array<GuardedBlock, 16> blocks;  // lives as long as the process: mapping is dear
     KVC_FUZZ_CHECK(boxes_.size() < blocks.size());
     boxes_.push_back(std::make_unique<TensorBox>(input_, blocks[boxes_.size()], wanted));
     return boxes_.back()->get();
