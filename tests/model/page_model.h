@@ -68,6 +68,7 @@ struct ModelSequence {
   int64_t length = 0;              // committed
   std::vector<int32_t> parents;    // uncommitted tree, those of ended forwards
   std::vector<int64_t> positions;  // of the committed tokens when a shift has left gaps, else empty
+  bool is_moved = false;           // by a shift: K may be stored as if rotated for other positions
   int64_t window = 0, sink = 0;
   int64_t cross_length = 0;
   std::vector<ModelTable> tables;  // by group; while in the open forward with its new pages

@@ -207,6 +207,7 @@ std::vector<size_t> PageModel::shift(kvc_seq seq, int64_t begin, int64_t end, in
     if (table.gone_end <= (shows_sinks ? moved(sequence.sink) : 0)) table.gone_end = 0;
   }
   sequence.length = length;
+  sequence.is_moved |= delta != 0;
   sequence.positions = std::move(positions);
   if (length == 0 || sequence.positions.back() == length - 1) sequence.positions.clear();
   release(&sequence);

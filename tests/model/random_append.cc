@@ -35,7 +35,6 @@ Row RandomRun::read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int hea
   if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) !=
       KVC_OK)
     mismatch("kvc_export_pool of layer %zu failed", layer);
-  pool_exported_ = true;
   const DLTensor& pool = exported->dl_tensor;
   const NaiveLayer& spec = setup_.layers()[layer];
   const NaiveStorage storage = kind == KVC_POOL_K ? spec.k_storage() : spec.v_storage();
@@ -60,8 +59,25 @@ Row RandomRun::read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int hea
   return row;
 }
 
+// By how much a row of K may differ that is stored as if rotated for another position: both
+// elements of a pair are rounded there, and by another scale a step of fp8 may be twice as large.
+double RandomRun::moved_step(const NaiveLayer& spec, const Row& stored, size_t element) {
+  Row norms = stored;
+  const int half = spec.rope.rotary_dim / 2;
+  for (size_t head = 0; head < norms.size(); head += static_cast<size_t>(spec.k_dim)) {
+    for (int i = 0; i < half; ++i) {
+      const auto first =
+          head + static_cast<size_t>(spec.rope.begin + (spec.rope.interleaved ? 2 * i : i));
+      const size_t second = first + static_cast<size_t>(spec.rope.interleaved ? 1 : half);
+      norms[first] = norms[second] = std::hypot(stored[first], stored[second]);
+    }
+  }
+  return (spec.k_storage().has_scales() ? 2.5 : 1.25) *
+         storing_step(spec.k_storage(), norms, element, spec.kv_heads);
+}
+
 void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, const Row& v_want,
-                          double turned_by, NaiveRows* rows, size_t token, const Row& k_got,
+                          KeyTurn turn, NaiveRows* rows, size_t token, const Row& k_got,
                           const Row& v_got) {
   const NaiveLayer& spec = setup_.layers()[layer];
   const Row k_stored = stored_row(spec.k_storage(), k_want, spec.kv_heads);
@@ -70,13 +86,15 @@ void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, con
     const double want = k_stored[e];
     // The scale of a row follows from all of its elements.
     const bool turned =
-        turned_by > 0 &&
+        turn.by > 0 &&
         ((element >= spec.rope.begin && element < spec.rope.begin + spec.rope.rotary_dim) ||
          spec.k_storage().has_scales());
     // A float32 rotation is off by a few roundings of its inputs (at most 1 here), which may tip
     // the rounding to storage.
-    const double tipped = storing_step(spec.k_storage(), k_stored, e, spec.kv_heads);
-    if (!(std::fabs(k_got[e] - want) <= (turned ? turned_by * 4e-7 + tipped : 0))) {
+    const double tipped = turn.is_moved
+                              ? moved_step(spec, k_stored, e)
+                              : storing_step(spec.k_storage(), k_stored, e, spec.kv_heads);
+    if (!(std::fabs(k_got[e] - want) <= (turned ? turn.by * 4e-7 + tipped : 0))) {
       mismatch("%s: K of layer %zu, token %zu, element %zu is stored as %.9g, expected %.9g", what,
                layer, token, e, k_got[e], want);
     }
@@ -126,8 +144,10 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k
         k_got = row_of(k_out, token, 0, spec.kv_heads, spec.k_dim);
         if (!spec.v_in_k) v_got = row_of(v_out, token, 0, spec.kv_heads, spec.v_dim);
       }
-      adopt_row(layer, "after an append", k_want, v_want, turns ? spec.rope.attention_factor : 0,
-                &rows, static_cast<size_t>(token), k_got, v_got);
+      const KeyTurn turn{turns ? spec.rope.attention_factor : 0,
+                         keeps_pool() && model_.at(entry.seq).is_moved};
+      adopt_row(layer, "after an append", k_want, v_want, turn, &rows, static_cast<size_t>(token),
+                k_got, v_got);
     }
     if (dropped) continue;
     compare_rows("K after an append", rows.k, k_out, spec.kv_heads, spec.k_dim, -1);

@@ -152,7 +152,7 @@ void RandomRun::op_set(bool mla) {
         for (int64_t d = 0; d < spec.v_dim && !mla; ++d) v_row.push_back(v.get(local, t, h, d));
       }
       const auto token = static_cast<size_t>(begin + t);
-      if (which != 1) rows.k[token] = stored_row(spec.k_storage(), std::move(k_row), spec.kv_heads);
+      if (which != 1) set_key(layer, seq, begin + t, std::move(k_row));
       if (which != 2 && !spec.v_in_k)
         rows.v[token] = stored_row(spec.v_storage(), std::move(v_row), spec.kv_heads);
     }
@@ -228,17 +228,23 @@ void RandomRun::op_set_layer(size_t layer) {
     expected = model_.overwrite(seq, {spec.group}, begin, tokens);
   }
   if (!agree("kvc_debug_set_layer", expected, fn)) return;
-  NaiveRows& rows =
-      naive_.at(seq).layers[spec.source >= 0 ? static_cast<size_t>(spec.source) : layer];
+  const size_t stored_by = spec.source >= 0 ? static_cast<size_t>(spec.source) : layer;
+  NaiveRows& rows = naive_.at(seq).layers[stored_by];
   for (int64_t t = 0; t < tokens; ++t) {
     const auto token = static_cast<size_t>(begin + t);
-    if (which != 1)
-      rows.k[token] =
-          stored_row(spec.k_storage(), row_of(k, t, 0, spec.kv_heads, spec.k_dim), spec.kv_heads);
+    if (which != 1) set_key(stored_by, seq, begin + t, row_of(k, t, 0, spec.kv_heads, spec.k_dim));
     if (which != 2)
       rows.v[token] =
           stored_row(spec.v_storage(), row_of(v, t, 0, spec.kv_heads, spec.v_dim), spec.kv_heads);
   }
+}
+
+void RandomRun::set_key(size_t layer, kvc_seq seq, int64_t token, Row row) {
+  const NaiveLayer& spec = setup_.layers()[layer];
+  if (spec.rope.mode == KVC_ROPE_ON_APPEND && keeps_pool() && model_.at(seq).is_moved)
+    return adopt_moved_key("setting it", layer, seq, token, row, 4e-7);
+  naive_.at(seq).layers[layer].k[static_cast<size_t>(token)] =
+      stored_row(spec.k_storage(), std::move(row), spec.kv_heads);
 }
 
 // NaN into every slot that no sequence uses: freed pages hold old values, which a kernel that reads
@@ -275,7 +281,6 @@ void RandomRun::poison_layer(size_t layer,
     if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) !=
         KVC_OK)
       mismatch("kvc_export_pool failed");
-    pool_exported_ = true;
     const DLTensor& pool = exported->dl_tensor;
     const int64_t bytes = pool.dtype.bits / 8;
     auto* base = static_cast<std::byte*>(pool.data) + pool.byte_offset;

@@ -151,6 +151,7 @@ void RandomRun::create() {
 
 int64_t RandomRun::run(int64_t operations) {
   create();
+  hand_out_pool();
   for (steps_ = 0; steps_ < operations; ++steps_) {
     step();
     compare_state();
@@ -330,12 +331,12 @@ void RandomRun::step_data(double dice) {
   const auto layer =
       static_cast<size_t>(random_.range(0, static_cast<int64_t>(setup_.layers().size()) - 1));
   const bool is_state = setup_.layers()[layer].kind == KVC_LAYER_STATE;
-  if (dice < 0.08) return op_hold_export();
+  if (dice < 0.08 && !keeps_pool()) return op_hold_export();
   if (dice < 0.2) return op_get(random_.chance(0.5));
   if (dice < 0.35) return op_set(random_.chance(0.5));
   if (dice < 0.6) return is_state ? op_get_state(layer) : op_get_layer(layer);
   if (dice < 0.8) return is_state ? op_set_state(layer) : op_set_layer(layer);
-  return op_poison();
+  if (!keeps_pool()) op_poison();
 }
 
 void RandomRun::step() {
@@ -357,7 +358,7 @@ void RandomRun::step() {
   if (other < 0.71) return op_resize();
   if (other < 0.73) return op_dead_handle();
   if (other < 0.75) return op_refused();
-  if (other < 0.78) return op_set_window();
+  if (other < 0.78 && !keeps_pool()) return op_set_window();
   if (other < 0.82) return op_shift();
   if (other < 0.83 + (model_.limits().has_states ? 0.02 : 0)) return op_checkpoint();
   return setup_.has_data() ? step_data(random_.unit()) : op_add();

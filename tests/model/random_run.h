@@ -97,6 +97,8 @@ class RandomRun {
   void shift_rows(kvc_seq seq, int64_t begin, int64_t end, int64_t delta);
   void op_tree_commit();
   void op_checkpoint();
+  void hand_out_pool();
+  bool keeps_pool() const { return setup_.has_data() && !setup_.is_borrowed() && !pool_exported_; }
   void op_hold_export();
 
   // random_forward.cc
@@ -127,9 +129,18 @@ class RandomRun {
   void adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k_head = 0,
                   int64_t v_head = 0);
   void adopt_cross_rows(size_t layer, HostTensor& k, HostTensor& v);
-  void adopt_row(size_t layer, const char* what, const Row& k_want, const Row& v_want,
-                 double turned_by, NaiveRows* rows, size_t token, const Row& k_got,
-                 const Row& v_got);
+  // How K of new rows is rotated: by the factor of its rope, 0 for none; is_moved: for other
+  // positions than those of its tokens.
+  struct KeyTurn {
+    double by = 0;
+    bool is_moved = false;
+  };
+  static double moved_step(const NaiveLayer& spec, const Row& stored, size_t element);
+  void adopt_row(size_t layer, const char* what, const Row& k_want, const Row& v_want, KeyTurn turn,
+                 NaiveRows* rows, size_t token, const Row& k_got, const Row& v_got);
+  // A row of K of a moved sequence, read back.
+  void adopt_moved_key(const char* what, size_t layer, kvc_seq seq, int64_t token, const Row& want,
+                       double rounding);
   // A row of the pool, by slot, through an export of the pool.
   Row read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int heads, int dim);
   void compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got, int64_t heads,
@@ -179,6 +190,7 @@ class RandomRun {
   void op_set(bool mla);
   void op_get_layer(size_t layer);
   void op_set_layer(size_t layer);
+  void set_key(size_t layer, kvc_seq seq, int64_t token, Row row);
   void op_poison();
   void poison_layer(size_t layer, const std::map<int32_t, std::pair<size_t, int64_t>>& used);
 
@@ -210,6 +222,8 @@ class RandomRun {
     double tolerance = 0;  // 0: exact
   };
   std::map<std::pair<size_t, size_t>, PendingState> pending_states_;
+  // Until the pool is handed out, the library keeps K as shifts have left it. Half of the runs hand
+  // it out at once, and poison unused slots; the others never do.
   bool pool_exported_ = false;
   DLManagedTensorVersioned* held_export_ = nullptr;
   int64_t steps_ = 0;

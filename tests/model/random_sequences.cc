@@ -159,7 +159,10 @@ void RandomRun::op_shift() {
   model_.adopt_tables(seq, handles, stats);
   compare_tables();
   naive_.erase(seq, begin, end);
-  if (setup_.has_data() && delta != 0) shift_rows(seq, begin, model_.at(seq).length, delta);
+  if (!setup_.has_data() || delta == 0) return;
+  // Rows in front that an earlier shift has left are rotated now.
+  if (keeps_pool()) shift_rows(seq, 0, begin, 0);
+  shift_rows(seq, begin, model_.at(seq).length, delta);
 }
 
 // K that is stored rotated has turned by delta positions; everything else has stayed as it was.
@@ -171,30 +174,39 @@ void RandomRun::shift_rows(kvc_seq seq, int64_t begin, int64_t end, int64_t delt
     for (int64_t token = begin; token < end; ++token) {
       if (!model_.keeps(model_.at(seq), static_cast<size_t>(spec.group), {token, token + 1}))
         continue;  // A window has dropped it.
-      Row& row = sequence.layers[layer].k[static_cast<size_t>(token)];
+      const Row& row = sequence.layers[layer].k[static_cast<size_t>(token)];
       const Row want = rotated(spec.rope, spec.k_dim, row,
                                RopePosition::all(static_cast<double>(delta), false), true);
-      HostTensor got(Elem::kF32, {1, spec.kv_heads, spec.k_dim});
-      const kvc_status status =
-          kvc_debug_get_layer(setup_.cache(), seq, setup_.global_layer(layer), token, token + 1,
-                              got.dl(), nullptr, nullptr, nullptr);
-      if (status != KVC_OK)
-        mismatch("kvc_debug_get_layer after a shift answered %s", kvc_status_name(status));
-      const Row stored_want = stored_row(spec.k_storage(), want, spec.kv_heads);
       double largest = 0;
       for (const double value : row) largest = std::max(largest, std::fabs(value));
-      for (size_t e = 0; e < want.size(); ++e) {
-        const auto element = static_cast<int64_t>(e);
-        const double stored = got.get(0, element / spec.k_dim, element % spec.k_dim);
-        const double allowed = 4e-7 * (1 + largest) +
-                               1.01 * storing_step(spec.k_storage(), stored_want, e, spec.kv_heads);
-        if (!(std::fabs(stored - want[e]) <= allowed)) {
-          mismatch("after the shift K of layer %zu, token %lld, element %zu is %.9g, expected %.9g",
-                   layer, ll(token), e, stored, want[e]);
-        }
-        row[e] = stored;
-      }
+      adopt_moved_key("a shift", layer, seq, token, want, 4e-7 * (1 + largest));
     }
+  }
+}
+
+void RandomRun::adopt_moved_key(const char* what, size_t layer, kvc_seq seq, int64_t token,
+                                const Row& want, double rounding) {
+  const NaiveLayer& spec = setup_.layers()[layer];
+  HostTensor got(Elem::kF32, {1, spec.kv_heads, spec.k_dim});
+  const kvc_status status =
+      kvc_debug_get_layer(setup_.cache(), seq, setup_.global_layer(layer), token, token + 1,
+                          got.dl(), nullptr, nullptr, nullptr);
+  if (status != KVC_OK)
+    mismatch("kvc_debug_get_layer after %s answered %s", what, kvc_status_name(status));
+  Row& row = naive_.at(seq).layers[layer].k[static_cast<size_t>(token)];
+  row.resize(want.size());
+  const Row stored_want = stored_row(spec.k_storage(), want, spec.kv_heads);
+  for (size_t e = 0; e < want.size(); ++e) {
+    const auto element = static_cast<int64_t>(e);
+    const double stored = got.get(0, element / spec.k_dim, element % spec.k_dim);
+    const double step = keeps_pool()
+                            ? moved_step(spec, stored_want, e)
+                            : 1.01 * storing_step(spec.k_storage(), stored_want, e, spec.kv_heads);
+    if (!(std::fabs(stored - want[e]) <= rounding + step)) {
+      mismatch("after %s K of layer %zu, token %lld, element %zu is %.9g, expected %.9g", what,
+               layer, ll(token), e, stored, want[e]);
+    }
+    row[e] = stored;
   }
 }
 
@@ -236,6 +248,13 @@ void RandomRun::op_checkpoint() {
   trace("checkpoint %lld", ll(seq));
   const auto fn = [&](kvc_error* err) { return kvc_state_checkpoint(setup_.cache(), seq, err); };
   agree("kvc_state_checkpoint", model_.checkpoint(seq), fn);
+}
+
+void RandomRun::hand_out_pool() {
+  const bool drops_tokens = model_.limits().has_window || model_.limits().has_chunk;
+  if (!keeps_pool() || (seed_ % 2 == 1 && !drops_tokens)) return;
+  op_hold_export();
+  if (held_export_ != nullptr) op_hold_export();
 }
 
 void RandomRun::op_hold_export() {
