@@ -148,6 +148,7 @@ kvc_stats Cache::stats() const {
   stats.pages_swapped_in = core.counters.pages_swapped_in;
   stats.copy_runs = core.device->num_copy_runs();
   stats.cos_sin_bytes = static_cast<uint64_t>(core.engine->cos_sin_bytes());
+  stats.values_saturated = core.counters.values_saturated + core.engine->values_saturated();
   return stats;
 }
 

@@ -60,6 +60,7 @@ struct CacheCounters {
   uint64_t step_copies = 0;
   uint64_t pages_swapped_out = 0;
   uint64_t pages_swapped_in = 0;
+  uint64_t values_saturated = 0;  // In rows that are set outside of forwards.
 };
 
 // Data first; the functions below are checks and sums that several parts share. Each check throws

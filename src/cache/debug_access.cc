@@ -115,18 +115,19 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
     const PageTable& table = sequence.tables[layer.group];
     const int32_t page_size = core_.group_of(layer).page_size;
     for (int64_t i = 0; i < count; ++i) slots[i] = slot_of(table, begin + i, page_size);
-    core_.device->write_rows(rows.local_layer,
-                             {.k = rows.k,
-                              .v = rows.v,
-                              .k_rotation = leads[index].get(),
-                              .k_pages = core_.pool.k_rows(rows.local_layer),
-                              .v_pages = core_.pool.v_rows(rows.local_layer),
-                              .slots = slots.data(),
-                              .page_size = page_size,
-                              .num_kv_heads = layer.num_kv_heads,
-                              .k_dim = layer.k_dim,
-                              .v_dim = layer.v_dim},
-                             count, stream);
+    core_.counters.values_saturated +=
+        core_.device->write_rows(rows.local_layer,
+                                 {.k = rows.k,
+                                  .v = rows.v,
+                                  .k_rotation = leads[index].get(),
+                                  .k_pages = core_.pool.k_rows(rows.local_layer),
+                                  .v_pages = core_.pool.v_rows(rows.local_layer),
+                                  .slots = slots.data(),
+                                  .page_size = page_size,
+                                  .num_kv_heads = layer.num_kv_heads,
+                                  .k_dim = layer.k_dim,
+                                  .v_dim = layer.v_dim},
+                                 count, stream);
   }
 }
 

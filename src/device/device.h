@@ -116,9 +116,10 @@ class Device {
   // K of these slots, stored rotated, is rotated further, by one angle per pair.
   virtual void rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
                            const std::vector<int64_t>& slots, CallStream stream) noexcept = 0;
-  // Given rows into the slots of a layer; complete on return.
-  virtual void write_rows(int32_t local_layer, const kernels::AppendParams& params,
-                          int64_t num_rows, CallStream stream) noexcept = 0;
+  // Given rows into the slots of a layer; complete on return. Returns how many elements saturated,
+  // 0 where nothing counts them.
+  virtual uint64_t write_rows(int32_t local_layer, const kernels::AppendParams& params,
+                              int64_t num_rows, CallStream stream) noexcept = 0;
   // Tokens [key_begin, key_end); complete on return. Several may run at once, beside any other
   // call. Throws DEVICE, NO_MEMORY.
   virtual void read_rows(const RowSource& source, const kernels::GatherParams& params,

@@ -53,7 +53,8 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual uint64_t num_cascades() const = 0;
-  virtual int64_t cos_sin_bytes() const = 0;  // kvc_stats.cos_sin_bytes.
+  virtual int64_t cos_sin_bytes() const = 0;      // kvc_stats.cos_sin_bytes.
+  virtual uint64_t values_saturated() const = 0;  // By appends. 0 where nothing counts them.
 
   // Before a prepared batch changes anything: whether the forward can be begun on this stream. May
   // wait for the device. Throws UNSUPPORTED, DEVICE; INVALID_STATE: the stream cannot be used

@@ -54,7 +54,8 @@ TEST_F(Stats, BeginAtNought) {
                                sum_of(s.block_lifetime),
                                sum_of(s.block_idle),
                                sum_of(s.block_reuse_gap),
-                               s.cos_sin_bytes})
+                               s.cos_sin_bytes,
+                               s.values_saturated})
     EXPECT_EQ(value, 0u);
 }
 

@@ -36,13 +36,18 @@ std::vector<std::string> case_names() {
   return names;
 }
 
-// CUDA shifts no K that is quantised and stored rotated: kvc_seq_shift refuses it there.
+// CUDA does not shift quantised K that is stored rotated: kvc_seq_shift refuses it there. Nor does
+// it count what does not fit.
 bool is_left_to_cpu(const std::string& name) {
   std::ifstream file(case_dir() + "/" + name + ".json");
   const Json json = Json::parse(file);
   const Json& steps = json.at("steps");
   if (!json.contains("config") || !json.at("config").contains("layers")) return false;
   const Json& layers = json.at("config").at("layers");
+  for (const Json& step : steps) {
+    if (step.value("/expect/stats"_json_pointer, Json::object()).contains("values_saturated"))
+      return true;
+  }
   return std::any_of(steps.begin(), steps.end(),
                      [](const Json& step) { return step.at("op") == "shift"; }) &&
          std::any_of(layers.begin(), layers.end(), [](const Json& layer) {
@@ -93,7 +98,7 @@ TEST(ConformanceFiles, EveryInstructionSetHasCases) {
   const std::vector<std::string> names = case_names();
   const auto left = std::count_if(names.begin(), names.end(), is_left_to_cpu);
   EXPECT_GT(left, 0);
-  EXPECT_LE(left, 6);
+  EXPECT_LE(left, 7);
   EXPECT_GE(runs().size(),
             test::is_on_gpu() ? names.size() - static_cast<size_t>(left) : 2 * names.size())
       << "REFERENCE and SCALAR are there on every machine";

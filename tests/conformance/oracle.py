@@ -155,9 +155,9 @@ class Storage:
         return [self._element(float32(float32(x) / scale)) for x in row]
 
     def saturated(self, row):
-        scale = self.scale(row)
-        return sum(not self.least <= float32(float32(x) / scale) <= self.largest for x in row
-                   if self.quant == "PER_TENSOR")
+        if self.quant != "PER_TENSOR":
+            return 0
+        return sum(not self.least <= float32(float32(x) / self.shared) <= self.largest for x in row)
 
     def code(self, element):
         """An element as its type's bits: a whole number of int8, a byte of float8."""

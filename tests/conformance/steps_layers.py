@@ -99,12 +99,14 @@ class LayerSteps:
                 **self.outputs(step, rows)}
 
     def attn(self, step):
-        rows = self.rows(step["layer"])
-        return self.attend("attn", step, rows.kv() if step.get("append", True) else {}, rows,
-                           layer=step["layer"])
+        rows, appends = self.rows(step["layer"]), step.get("append", True)
+        if appends:
+            self.count_saturated(rows, rows.ids)
+        return self.attend("attn", step, rows.kv() if appends else {}, rows, layer=step["layer"])
 
     def fused(self, step):
         rows, flat = self.rows(step["layer"]), []
+        self.count_saturated(rows, rows.ids)
         for token in rows.ids:
             heads = ((QUERY, rows.q_layer, rows.q_heads), (KEY, rows.keys, rows.kv_heads),
                      (VALUE, rows.keys, rows.kv_heads))
@@ -137,16 +139,21 @@ class LayerSteps:
         return {"op": "merge", **step.given("into", "other"), **self.outputs(step, rows)}
 
     def append(self, step):
-        return {"op": "append", "layer": step["layer"], **self.rows(step["layer"]).kv()}
+        rows = self.rows(step["layer"])
+        self.count_saturated(rows, rows.ids)
+        return {"op": "append", "layer": step["layer"], **rows.kv()}
 
     def mla_append(self, step):
         rows = self.rows(step["layer"])
+        self.count_saturated(rows, rows.ids)
         return {"op": "mla_append", "layer": step["layer"],
                 "latent": formula(KEY, rows.keys, rows.ids, 1, rows.k_dim)}
 
     def cross(self, step):
-        rows = self.rows(step["layer"])
-        inputs = rows.kv(self.cross_ids) if step.get("give", False) else {}
+        rows, gives = self.rows(step["layer"]), step.get("give", False)
+        if gives:
+            self.count_saturated(rows, self.cross_ids)
+        inputs = rows.kv(self.cross_ids) if gives else {}
         return self.attend("cross", step, inputs, rows, layer=step["layer"])
 
     def shared_kv(self, step):

@@ -104,6 +104,22 @@ inline std::vector<double> stored_row(const NaiveStorage& storage, std::vector<d
   return row;
 }
 
+// How many values lie outside of the type's range by more than `slack`. None do where the row has a
+// scale of its own, and NaN lies nowhere.
+inline uint64_t num_saturated(const NaiveStorage& storage, const std::vector<double>& row,
+                              double slack = 0) {
+  if (storage.shared == 0 || storage.code == Code::kNone) return 0;
+  const double largest = largest_code(storage.code);
+  const double least = storage.code == Code::kInt8 ? -128 : -largest;
+  slack /= static_cast<double>(storage.shared);
+  uint64_t count = 0;
+  for (const double value : row) {
+    const float element = static_cast<float>(value) / storage.shared;
+    if (element > largest + slack || element < least - slack) ++count;
+  }
+  return count;
+}
+
 // By how much a stored element may differ where its row was computed with other roundings: to the
 // next element, by a scale that is another one in its last place.
 inline double storing_step(const NaiveStorage& storage, const std::vector<double>& stored,

@@ -59,21 +59,45 @@ Row RandomRun::read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int hea
   return row;
 }
 
-// By how much a row of K may differ that is stored as if rotated for another position: both
-// elements of a pair are rounded there, and by another scale a step of fp8 may be twice as large.
-double RandomRun::moved_step(const NaiveLayer& spec, const Row& stored, size_t element) {
-  Row norms = stored;
+// In place of both elements of a rotated pair, the largest that either has at any position.
+Row RandomRun::pair_norms(const NaiveLayer& spec, const Row& row) {
+  Row norms = row;
   const int half = spec.rope.rotary_dim / 2;
   for (size_t head = 0; head < norms.size(); head += static_cast<size_t>(spec.k_dim)) {
     for (int i = 0; i < half; ++i) {
       const auto first =
           head + static_cast<size_t>(spec.rope.begin + (spec.rope.interleaved ? 2 * i : i));
       const size_t second = first + static_cast<size_t>(spec.rope.interleaved ? 1 : half);
-      norms[first] = norms[second] = std::hypot(stored[first], stored[second]);
+      norms[first] = norms[second] = std::hypot(row[first], row[second]);
     }
   }
+  return norms;
+}
+
+// By how much a row of K may differ that is stored as if rotated for another position: both
+// elements of a pair are rounded there, and by another scale a step of fp8 may be twice as large.
+double RandomRun::moved_step(const NaiveLayer& spec, const Row& stored, size_t element) {
   return (spec.k_storage().has_scales() ? 2.5 : 1.25) *
-         storing_step(spec.k_storage(), norms, element, spec.kv_heads);
+         storing_step(spec.k_storage(), pair_norms(spec, stored), element, spec.kv_heads);
+}
+
+void RandomRun::count_saturated_key(const NaiveLayer& spec, const Row& given, KeyTurn turn) {
+  if (turn.by == 0) {
+    const uint64_t count = num_saturated(spec.k_storage(), given);
+    least_saturated_ += count;
+    most_saturated_ += count;
+    return;
+  }
+  const double slack = turn.by * 4e-7;
+  const Row most = turn.is_moved ? pair_norms(spec, given) : given;
+  if (!turn.is_moved) least_saturated_ += num_saturated(spec.k_storage(), given, slack);
+  most_saturated_ += num_saturated(spec.k_storage(), most, -slack);
+}
+
+void RandomRun::count_saturated_value(const NaiveLayer& spec, const Row& given) {
+  const uint64_t count = num_saturated(spec.v_storage(), given);
+  least_saturated_ += count;
+  most_saturated_ += count;
 }
 
 void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, const Row& v_want,
@@ -133,9 +157,11 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k
       Row k_want = row_of(k, row, k_head, spec.kv_heads, spec.k_dim);
       Row v_want, k_got, v_got;
       if (turns) k_want = rotated(spec.rope, spec.k_dim, k_want, query_rope(spec.rope, entry, row));
-      if (!spec.v_in_k)
-        v_want = stored_row(spec.v_storage(), row_of(*v, row, v_head, spec.kv_heads, spec.v_dim),
-                            spec.kv_heads);
+      if (!spec.v_in_k) {
+        const Row v_given = row_of(*v, row, v_head, spec.kv_heads, spec.v_dim);
+        count_saturated_value(spec, v_given);
+        v_want = stored_row(spec.v_storage(), v_given, spec.kv_heads);
+      }
       if (dropped) {
         const int64_t slot = slots[static_cast<size_t>(row)];
         k_got = read_slot(layer, KVC_POOL_K, slot, spec.kv_heads, spec.k_dim);
@@ -146,6 +172,7 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k
       }
       const KeyTurn turn{turns ? spec.rope.attention_factor : 0,
                          keeps_pool() && model_.at(entry.seq).is_moved};
+      count_saturated_key(spec, k_want, turn);
       adopt_row(layer, "after an append", k_want, v_want, turn, &rows, static_cast<size_t>(token),
                 k_got, v_got);
     }

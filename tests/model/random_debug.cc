@@ -153,8 +153,9 @@ void RandomRun::op_set(bool mla) {
       }
       const auto token = static_cast<size_t>(begin + t);
       if (which != 1) set_key(layer, seq, begin + t, std::move(k_row));
-      if (which != 2 && !spec.v_in_k)
-        rows.v[token] = stored_row(spec.v_storage(), std::move(v_row), spec.kv_heads);
+      if (which == 2 || spec.v_in_k) continue;
+      count_saturated_value(spec, v_row);
+      rows.v[token] = stored_row(spec.v_storage(), std::move(v_row), spec.kv_heads);
     }
   }
 }
@@ -233,16 +234,19 @@ void RandomRun::op_set_layer(size_t layer) {
   for (int64_t t = 0; t < tokens; ++t) {
     const auto token = static_cast<size_t>(begin + t);
     if (which != 1) set_key(stored_by, seq, begin + t, row_of(k, t, 0, spec.kv_heads, spec.k_dim));
-    if (which != 2)
-      rows.v[token] =
-          stored_row(spec.v_storage(), row_of(v, t, 0, spec.kv_heads, spec.v_dim), spec.kv_heads);
+    if (which == 2) continue;
+    Row v_row = row_of(v, t, 0, spec.kv_heads, spec.v_dim);
+    count_saturated_value(setup_.layers()[stored_by], v_row);
+    rows.v[token] = stored_row(spec.v_storage(), std::move(v_row), spec.kv_heads);
   }
 }
 
 void RandomRun::set_key(size_t layer, kvc_seq seq, int64_t token, Row row) {
   const NaiveLayer& spec = setup_.layers()[layer];
-  if (spec.rope.mode == KVC_ROPE_ON_APPEND && keeps_pool() && model_.at(seq).is_moved)
-    return adopt_moved_key("setting it", layer, seq, token, row, 4e-7);
+  const bool is_moved =
+      spec.rope.mode == KVC_ROPE_ON_APPEND && keeps_pool() && model_.at(seq).is_moved;
+  count_saturated_key(spec, row, {is_moved ? 1.0 : 0.0, is_moved});
+  if (is_moved) return adopt_moved_key("setting it", layer, seq, token, row, 4e-7);
   naive_.at(seq).layers[layer].k[static_cast<size_t>(token)] =
       stored_row(spec.k_storage(), std::move(row), spec.kv_heads);
 }

@@ -69,6 +69,11 @@ void RandomLayers::draw_layer(Random& random, kvc_layer_kind kind, Family family
   if (kind == KVC_LAYER_STATE) draw_states(random, &naive, &layer);
   if (kind == KVC_LAYER_SHARED) draw_shared(random, &naive, &layer);
   if (naive.has_tokens()) draw_window(random, family, &naive, &layer);
+  // What a rotation makes of a clipped pair depends on the position.
+  if (naive.rope.mode == KVC_ROPE_ON_APPEND && naive.k_shared != 0 && kind != KVC_LAYER_SHARED) {
+    layer.k_scale = naive.k_shared = std::max(naive.k_shared, 0.011f);
+    if (naive.v_in_k) naive.v_shared = naive.k_shared;
+  }
   specs_.push_back(layer);
   if (in_slice) naive_.push_back(naive);
 }
@@ -145,9 +150,13 @@ void RandomLayers::draw_quant(NaiveLayer* naive, kvc_layer* layer) {
   layer->v_dtype = naive->is_latent ? DLDataType{} : dl_type(naive->v_storage());
   if (naive->v_in_k ? mix_random_.chance(0.5) : !quant_random_.chance(0.75)) {
     layer->quant = KVC_QUANT_PER_TENSOR;
-    const auto draw_scale = [&] { return quant_random_.pick_of({1.0f / 64, 0.0123f, 0.011f}); };
-    layer->k_scale = naive->k_shared = naive->v_shared = draw_scale();
-    if (!naive->v_in_k) layer->v_scale = naive->v_shared = draw_scale();
+    // Values lie in [-1, 1]: by the last scale a tenth of them does not fit.
+    const auto draw_scale = [&](Code code) {
+      const auto tight = static_cast<float>(0.9 / largest_code(code));
+      return quant_random_.pick_of({1.0f / 64, 0.0123f, 0.011f, tight});
+    };
+    layer->k_scale = naive->k_shared = naive->v_shared = draw_scale(naive->k_code);
+    if (!naive->v_in_k) layer->v_scale = naive->v_shared = draw_scale(naive->v_code);
   }
   if (!naive->v_in_k && mix_random_.chance(0.4)) draw_mix(k_elem, v_elem, naive, layer);
 }

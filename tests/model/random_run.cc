@@ -190,6 +190,11 @@ void RandomRun::compare_state() {
   compare("tokens_appended", stats.tokens_appended, want.tokens_appended);
   compare("pages_copied", stats.pages_copied, want.pages_copied);
   compare("tree_tokens", stats.tree_tokens, want.tree_tokens);
+  if (stats.values_saturated < least_saturated_ || stats.values_saturated > most_saturated_) {
+    mismatch("stats.values_saturated is %lld, expected %lld to %lld",
+             ll(static_cast<int64_t>(stats.values_saturated)),
+             ll(static_cast<int64_t>(least_saturated_)), ll(static_cast<int64_t>(most_saturated_)));
+  }
   compare("state_slots_used", stats.state_slots_used, want.state_slots_used);
   if (kind_ != RunKind::kFailures)
     compare("no_pages", stats.no_pages, want.no_pages);  // failing attempts repeat begins

@@ -135,7 +135,11 @@ class RandomRun {
     double by = 0;
     bool is_moved = false;
   };
+  static Row pair_norms(const NaiveLayer& spec, const Row& row);
   static double moved_step(const NaiveLayer& spec, const Row& stored, size_t element);
+  // Counts what does not fit of a row that the library was given.
+  void count_saturated_key(const NaiveLayer& spec, const Row& given, KeyTurn turn);
+  void count_saturated_value(const NaiveLayer& spec, const Row& given);
   void adopt_row(size_t layer, const char* what, const Row& k_want, const Row& v_want, KeyTurn turn,
                  NaiveRows* rows, size_t token, const Row& k_got, const Row& v_got);
   // A row of K of a moved sequence, read back.
@@ -227,6 +231,8 @@ class RandomRun {
   bool pool_exported_ = false;
   DLManagedTensorVersioned* held_export_ = nullptr;
   int64_t steps_ = 0;
+  // Bounds of kvc_stats.values_saturated: a rotation may round to either side of the limit.
+  uint64_t least_saturated_ = 0, most_saturated_ = 0;
   kvc_error last_error_{};
   std::map<int32_t, int> page_names_;  // library's page id -> model's handle, of used pages
   Coverage coverage_;

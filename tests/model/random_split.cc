@@ -187,10 +187,12 @@ void RandomRun::adopt_cross_rows(size_t layer, HostTensor& k, HostTensor& v) {
   for (const ModelEntry& entry : model_.entries()) {
     NaiveRows& rows = naive_.at(entry.seq).layers[layer];
     for (int64_t t = 0; t < entry.cross; ++t, ++row) {
-      rows.k[static_cast<size_t>(t)] =
-          stored_row(spec.k_storage(), row_of(k, row, 0, spec.kv_heads, spec.k_dim), spec.kv_heads);
-      rows.v[static_cast<size_t>(t)] =
-          stored_row(spec.v_storage(), row_of(v, row, 0, spec.kv_heads, spec.v_dim), spec.kv_heads);
+      const Row k_row = row_of(k, row, 0, spec.kv_heads, spec.k_dim),
+                v_row = row_of(v, row, 0, spec.kv_heads, spec.v_dim);
+      count_saturated_key(spec, k_row, {});
+      count_saturated_value(spec, v_row);
+      rows.k[static_cast<size_t>(t)] = stored_row(spec.k_storage(), k_row, spec.kv_heads);
+      rows.v[static_cast<size_t>(t)] = stored_row(spec.v_storage(), v_row, spec.kv_heads);
     }
   }
   written_[layer] = true;

@@ -56,8 +56,10 @@ class LabelDevice final : public Device {
                    CallStream) noexcept override {
     unused();
   }
-  void write_rows(int32_t, const kernels::AppendParams&, int64_t, CallStream) noexcept override {
+  uint64_t write_rows(int32_t, const kernels::AppendParams&, int64_t,
+                      CallStream) noexcept override {
     unused();
+    return 0;
   }
   void read_rows(const RowSource&, const kernels::GatherParams&, int64_t, int64_t,
                  CallStream) const override {

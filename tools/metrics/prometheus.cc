@@ -110,6 +110,8 @@ constexpr Family kFamilies[] = {
     counter("pages_swapped_in_total", offsetof(kvc_stats, pages_swapped_in), "Pages swapped back."),
     unsigned_gauge("cos_sin_bytes", offsetof(kvc_stats, cos_sin_bytes),
                    "Bytes of cos and sin on the host, of layers that rotate K on read."),
+    counter("values_saturated_total", offsetof(kvc_stats, values_saturated),
+            "Elements of K and V that did not fit their type of 8 bits."),
     counter("copy_runs_total", offsetof(kvc_stats, copy_runs),
             "Contiguous copies that swaps and page copies were merged into."),
     counter("events_total", offsetof(kvc_stats, events_made), "Events made."),

@@ -209,6 +209,7 @@ class Layer(_Keywords):
         and "none" storage only, where the host's own kernels attend.
     states: "state": its recurrent states, 1 to 16.
     k_scale: "per_tensor": value of K = stored element * k_scale, above 0; 0: 1. Other layers: 0.
+        What does not fit is clipped; Stats.values_saturated counts it.
     v_scale: the same of V.
     v_quant: quantised storage of V apart from K, "none" included; None: as quant. v_dtype is then
         its type, and bfloat16 where that is None and V is not quantised.

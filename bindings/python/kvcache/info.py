@@ -289,6 +289,8 @@ class Stats:
     block_idle: evicted blocks by time since their last use, likewise.
     block_reuse_gap: hits by time since the block's use before, likewise.
     cos_sin_bytes: cos and sin on the host, of layers that rotate K on read.
+    values_saturated: elements of K and V that were clipped when they were stored with a scale of
+        their tensor. The CPU alone counts them.
     """
 
     num_seqs: int
@@ -340,6 +342,7 @@ class Stats:
     block_idle: tuple[int, ...]
     block_reuse_gap: tuple[int, ...]
     cos_sin_bytes: int
+    values_saturated: int
 
     @property
     def hit_rate(self) -> float:

@@ -73,9 +73,9 @@ class CpuDevice final : public Device {
   void move_tokens(int32_t group, const TokenMoves& moves, CallStream) noexcept override;
   void rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
                    const std::vector<int64_t>& slots, CallStream) noexcept override;
-  void write_rows(int32_t, const kernels::AppendParams& params, int64_t num_rows,
-                  CallStream) noexcept override {
-    kernels_->append(params, 0, num_rows);
+  uint64_t write_rows(int32_t, const kernels::AppendParams& params, int64_t num_rows,
+                      CallStream) noexcept override {
+    return kernels_->append(params, 0, num_rows);
   }
   void read_rows(const RowSource&, const kernels::GatherParams& params, int64_t key_begin,
                  int64_t key_end, CallStream) const override {

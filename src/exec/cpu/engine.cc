@@ -133,8 +133,10 @@ void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k
   params.v_pages = pool_->v_rows(local_layer);
   params.slots = forward.slots(layer.group);
   const Batch& batch = forward.batch();
-  run_append(device_->kernels(), device_->executor(), params,
-             layer.kind == KVC_LAYER_CROSS ? batch.num_cross_rows() : batch.num_rows());
+  const uint64_t saturated =
+      run_append(device_->kernels(), device_->executor(), params,
+                 layer.kind == KVC_LAYER_CROSS ? batch.num_cross_rows() : batch.num_rows());
+  values_saturated_.fetch_add(saturated, std::memory_order_relaxed);
   forward.written().mark_appended(local_layer);
 }
 

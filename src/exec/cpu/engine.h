@@ -69,6 +69,9 @@ class CpuEngine final : public Engine {
 
   uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
   int64_t cos_sin_bytes() const override { return cos_sin_.bytes(); }
+  uint64_t values_saturated() const override {
+    return values_saturated_.load(std::memory_order_relaxed);
+  }
   void check_begin(const Batch& batch, const ForwardMode& mode, CallStream) const override;
   void begin(Forward& forward, const ForwardMode& mode, CallStream) override;
   void close(Forward& forward, bool aborted) override;
@@ -135,7 +138,8 @@ class CpuEngine final : public Engine {
   AlignedBuffer new_k_, new_v_;
   std::vector<PrefixCandidate> candidates_;
   std::vector<CommonPrefix> prefixes_;
-  std::atomic<uint64_t> num_cascades_{0};  // Read by kvc_stats beside an attention.
+  // Read by kvc_stats beside an attention or an append.
+  std::atomic<uint64_t> num_cascades_{0}, values_saturated_{0};
 };
 
 }  // namespace kvc

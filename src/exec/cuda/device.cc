@@ -198,8 +198,8 @@ void CudaDevice::convert(const Elements& to, const Elements& from, int64_t count
   });
 }
 
-void CudaDevice::write_rows(int32_t local_layer, const kernels::AppendParams& params,
-                            int64_t num_rows, CallStream stream) noexcept {
+uint64_t CudaDevice::write_rows(int32_t local_layer, const kernels::AppendParams& params,
+                                int64_t num_rows, CallStream stream) noexcept {
   enqueue("writing rows", stream, [&](cuda::Stream on) {
     in_parts(num_rows, [&](int64_t begin, int64_t end) {
       kernels::AppendParams part = params;
@@ -216,6 +216,7 @@ void CudaDevice::write_rows(int32_t local_layer, const kernels::AppendParams& pa
     });
     gpu_->synchronize(on);
   });
+  return 0;
 }
 
 // A list that two parts share goes on in order: the stream runs them one after the other.

@@ -42,8 +42,8 @@ class CudaDevice final : public Device {
   void move_tokens(int32_t group, const TokenMoves& moves, CallStream stream) noexcept override;
   void rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
                    const std::vector<int64_t>& slots, CallStream stream) noexcept override;
-  void write_rows(int32_t local_layer, const kernels::AppendParams& params, int64_t num_rows,
-                  CallStream stream) noexcept override;
+  uint64_t write_rows(int32_t local_layer, const kernels::AppendParams& params, int64_t num_rows,
+                      CallStream stream) noexcept override;
   void read_rows(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
                  int64_t key_end, CallStream stream) const override;
   void convert(const Elements& to, const Elements& from, int64_t count,

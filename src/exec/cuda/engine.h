@@ -26,6 +26,7 @@ class CudaEngine final : public Engine {
 
   uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
   int64_t cos_sin_bytes() const override { return open_.cos_sin().key_bytes(); }
+  uint64_t values_saturated() const override { return 0; }
   void check_begin(const Batch& batch, const ForwardMode& mode, CallStream stream) const override {
     open_.check_begin(batch, mode, order_->stream_of(stream));
   }

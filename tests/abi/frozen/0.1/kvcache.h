@@ -420,6 +420,9 @@ enum {
  *   CUDA            It is appended to, attended to and gathered. kvc_attn_self, and kvc_seq_shift
  *                   of K that is stored rotated, answer KVC_E_UNSUPPORTED on such a layer.
  *
+ * PER_TENSOR: x / scale beyond the largest or smallest element is clipped to it, infinities too.
+ * kvc_stats.values_saturated counts it on the CPU.
+ *
  * PER_TOKEN_HEAD: scale = largest |value| of the row / largest element, at least 2^-126. A row with
  * a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be.
  *
@@ -1066,9 +1069,22 @@ typedef struct kvc_stats {
   uint64_t block_reuse_gap[32]; /* Hits, by time since the block's use before. */
   uint64_t cos_sin_bytes;       /* For layers that rotate K on read: cos and sin of the
                                    keys that sequences see, as of their last forwards. */
+  uint64_t values_saturated;    /* Elements of K and V that were clipped when they were stored, as
+                                   *out_saturated of kvc_op_quantize counts them. */
 } kvc_stats;
 
-/* Reports the counters and gauges of a cache.
+/* Reports the counters and gauges of a cache. Counters run from kvc_cache_create on;
+ * kvc_cache_clear keeps them.
+ *
+ * values_saturated: an element of K or V counts each time that a caller's row is stored with one
+ * scale per layer (KVC_QUANT_PER_TENSOR): by kvc_attn*, kvc_kv_append, kvc_mla_append or
+ * kvc_debug_set_*. The number of threads does not change the sum.
+ *
+ *   rotated K          It counts as it is stored: rotated.
+ *   K = V, latents     They count once.
+ *   aborted forwards   What they stored stays counted.
+ *   moved rows         They don't count again: copies, forks, swaps, files, kvc_seq_shift.
+ *   CUDA               It counts nothing, and neither do the host program's own kernels.
  *
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_stats *out,

@@ -381,6 +381,19 @@ extern "C" {
     /// Reports the counters and gauges of a cache.
     ///
     /// ```text
+    /// Counters run from kvc_cache_create on;
+    /// kvc_cache_clear keeps them.
+    ///
+    /// values_saturated: an element of K or V counts each time that a caller's row is stored with one
+    /// scale per layer (KVC_QUANT_PER_TENSOR): by kvc_attn*, kvc_kv_append, kvc_mla_append or
+    /// kvc_debug_set_*. The number of threads does not change the sum.
+    ///
+    ///   rotated K          It counts as it is stored: rotated.
+    ///   K = V, latents     They count once.
+    ///   aborted forwards   What they stored stays counted.
+    ///   moved rows         They don't count again: copies, forks, swaps, files, kvc_seq_shift.
+    ///   CUDA               It counts nothing, and neither do the host program's own kernels.
+    ///
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_cache_stats_get(

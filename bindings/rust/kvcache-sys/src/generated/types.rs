@@ -236,6 +236,9 @@ kinds! {
     ///   CUDA            It is appended to, attended to and gathered. kvc_attn_self, and kvc_seq_shift
     ///                   of K that is stored rotated, answer KVC_E_UNSUPPORTED on such a layer.
     ///
+    /// PER_TENSOR: x / scale beyond the largest or smallest element is clipped to it, infinities too.
+    /// kvc_stats.values_saturated counts it on the CPU.
+    ///
     /// PER_TOKEN_HEAD: scale = largest |value| of the row / largest element, at least 2^-126. A row with
     /// a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be.
     ///
@@ -870,6 +873,9 @@ pub struct kvc_stats {
     /// For layers that rotate K on read: cos and sin of the keys that sequences see, as of their
     /// last forwards.
     pub cos_sin_bytes: u64,
+    /// Elements of K and V that were clipped when they were stored, as out_saturated of
+    /// kvc_op_quantize counts them.
+    pub values_saturated: u64,
 }
 
 #[repr(C)]
