@@ -1,9 +1,6 @@
 #include "src/pages/allocator.h"
 
 #include <algorithm>
-#include <bit>
-
-#include "src/base/math.h"
 
 namespace kvc {
 namespace {
@@ -11,58 +8,52 @@ namespace {
 // Pages left free behind a new run, so that the sequence can grow in place. The gaps are used when
 // the pool fills.
 constexpr int64_t kGrowthGap = 16;
+// Runs of freed pages that a search looks at. It takes the longest where none is long enough.
+constexpr int32_t kMostRuns = 32;
 
 }  // namespace
 
 int64_t PageAllocator::next_run(int64_t more) noexcept {
-  const int64_t page = find_free(cursor_);
+  int64_t page = find_freed_run(1 + more);
+  if (page < 0) page = free_.find_around(cursor_);
   const int64_t gap = std::min(kGrowthGap, num_pages() / 64);
   cursor_ = (page + 1 + more + gap) % num_pages();
   return page;
 }
 
-int64_t PageAllocator::find_free(int64_t begin) const noexcept {
-  // Looks at the rest of begin's word, then at the summary from the next word on, wrapping once.
-  const uint64_t rest = free_[word(begin)] & (~uint64_t{0} << (begin % kBits));
-  if (rest != 0) return begin / kBits * kBits + std::countr_zero(rest);
-  const auto num_words = static_cast<int64_t>(free_.size());
-  int64_t next_word = begin / kBits + 1;
-  for (int pass = 0; pass < 2; ++pass) {
-    for (int64_t w = next_word; w < num_words;) {
-      const uint64_t candidates = free_summary_[word(w)] & (~uint64_t{0} << (w % kBits));
-      if (candidates != 0) {
-        const int64_t found = w / kBits * kBits + std::countr_zero(candidates);
-        return found * kBits + std::countr_zero(free_[found]);
-      }
-      w = (w / kBits + 1) * kBits;
-    }
-    next_word = 0;
+int64_t PageAllocator::find_freed_run(int64_t pages) const noexcept {
+  int64_t best = -1, longest = 0;
+  int64_t page = freed_.find_around(cursor_);
+  for (int32_t looked_at = 0; page >= 0 && looked_at < kMostRuns; ++looked_at) {
+    const int64_t length = freed_.run(page, pages);
+    if (length > longest) best = page, longest = length;
+    if (longest == pages) break;
+    page = freed_.find_around(page + length);
   }
-  return -1;
+  return best;
 }
 
 void PageAllocator::grow(int64_t num_pages) {
   const int64_t before = this->num_pages();
-  const int64_t words = ceil_div(num_pages, kBits);
   refs_.reserve(num_pages);
   indexed_.reserve(num_pages);
-  free_.reserve(words);
-  free_summary_.reserve(ceil_div(words, kBits));
+  free_.reserve(num_pages);
+  freed_.reserve(num_pages);
   // Nothing throws from here on.
   refs_.resize(static_cast<size_t>(num_pages), 0);
   indexed_.resize(static_cast<size_t>(num_pages), 0);
-  free_.resize(static_cast<size_t>(words), 0);
-  free_summary_.resize(static_cast<size_t>(ceil_div(words, kBits)), 0);
-  for (int64_t page = before; page < num_pages; ++page) set_free(page);
+  free_.resize(num_pages);
+  freed_.resize(num_pages);
+  for (int64_t page = before; page < num_pages; ++page) free_.add(page);
+  num_free_bits_ += num_pages - before;
 }
 
 void PageAllocator::shrink(int64_t num_pages) noexcept {
   for (int64_t page = num_pages; page < this->num_pages(); ++page) set_used(page);
-  const int64_t words = ceil_div(num_pages, kBits);
   refs_.resize(num_pages);
   indexed_.resize(num_pages);
-  free_.resize(words);
-  free_summary_.resize(ceil_div(words, kBits));
+  free_.resize(num_pages);
+  freed_.resize(num_pages);
   cursor_ = 0;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "src/base/page.h"
+#include "src/pages/page_bitmap.h"
 
 namespace kvc {
 
@@ -15,13 +16,15 @@ namespace kvc {
 //   cached     without references, but indexed: it holds data and has to be evicted before take();
 //   available  free or cached;
 //   used       with references, indexed or not.
+// A free page is freed when it was used since the pool had its memory back from the system, else
+// fresh: it may have no physical memory.
 //
 // Invariants:
-// 1. Bit p of free_ is set exactly when page p has no reference and is not indexed. Bit w of
-//    free_summary_ is set exactly when free_[w] is not 0.
+// 1. free_ has exactly the pages without reference that are not indexed, and freed_ the freed ones
+//    of them.
 // 2. refs_[p] counts the page tables, pins and open batches that refer to p. The prefix index owns
 //    no reference, so an indexed page without references is available.
-// 3. num_free_bits_ counts the bits of free_, num_shared_ the pages with several references and
+// 3. num_free_bits_ counts the pages of free_, num_shared_ the pages with several references and
 //    num_indexed_ the indexed pages.
 // 4. num_withheld_ free pages are out of use, none in particular: recurrent states take their
 //    bytes. num_free() never falls below 0.
@@ -51,11 +54,12 @@ class PageAllocator {
   }
   int32_t refs(PageId page) const { return refs_[page]; }
   bool is_indexed(PageId page) const { return indexed_[page] != 0; }
-  bool is_free(PageId page) const { return (free_[word(page)] & bit(page)) != 0; }
+  bool is_free(PageId page) const { return free_.has(page); }
 
   // Takes a page with one reference; num_free() must not be 0. Prefers the page right after
   // `previous` (the last page of the table, or kNoPage), because a walk over adjacent pages is up
-  // to a third faster. `more` pages of the same run follow.
+  // to a third faster. Else freed pages come before fresh ones, which would cost memory. `more`
+  // pages of the same run follow.
   PageId take(PageId previous, int64_t more) noexcept {
     int64_t page = previous + int64_t{1};
     const bool extends =
@@ -111,28 +115,23 @@ class PageAllocator {
   void clear() noexcept;
 
  private:
-  static constexpr int64_t kBits = 64;
-  static constexpr uint64_t bit(int64_t index) { return uint64_t{1} << (index % kBits); }
-  static constexpr size_t word(int64_t index) { return static_cast<size_t>(index / kBits); }
-
   void set_free(int64_t page) noexcept {
-    free_[word(page)] |= bit(page);
-    free_summary_[word(page / kBits)] |= bit(page / kBits);
+    free_.add(page);
+    freed_.add(page);
     ++num_free_bits_;
   }
   void set_used(int64_t page) noexcept {
-    free_[word(page)] &= ~bit(page);
-    if (free_[word(page)] == 0) free_summary_[word(page / kBits)] &= ~bit(page / kBits);
+    free_.remove(page);
+    freed_.remove(page);
     --num_free_bits_;
   }
   // Where a run of 1 + more pages begins.
   int64_t next_run(int64_t more) noexcept;
-  // The first free page at or after begin, else from 0 on.
-  int64_t find_free(int64_t begin) const noexcept;
+  // Where so many freed pages follow each other, or the longest run of them; -1: there are none.
+  int64_t find_freed_run(int64_t pages) const noexcept;
 
   std::vector<int32_t> refs_;
-  std::vector<uint64_t> free_;
-  std::vector<uint64_t> free_summary_;
+  PageBitmap free_, freed_;
   std::vector<uint8_t> indexed_;
   int64_t num_free_bits_ = 0;
   int64_t num_shared_ = 0;

@@ -31,6 +31,58 @@ TEST(PageAllocator, LeavesRoomBehindARunSoThatSequencesGrowInPlace) {
   EXPECT_EQ(b, b_first + 9);
 }
 
+// Takes so many pages as one page table does.
+std::vector<PageId> take_run(PageAllocator& allocator, int64_t count) {
+  std::vector<PageId> pages;
+  for (int64_t i = 0; i < count; ++i)
+    pages.push_back(allocator.take(i == 0 ? kNoPage : pages.back(), count - i - 1));
+  return pages;
+}
+
+void drop(PageAllocator& allocator, const std::vector<PageId>& pages) {
+  for (const PageId page : pages) allocator.drop_ref(page);
+}
+
+TEST(PageAllocator, HandsOutFreedPagesBeforeFreshOnes) {
+  PageAllocator allocator(10000);
+  const std::vector<PageId> first = take_run(allocator, 3);
+  const std::vector<PageId> held = take_run(allocator, 5);
+  drop(allocator, first);
+  for (int i = 0; i < 400; ++i) {
+    const std::vector<PageId> pages = take_run(allocator, 3);
+    ASSERT_EQ(pages, first) << "request " << i;
+    drop(allocator, pages);
+  }
+  std::set<PageId> touched;
+  std::vector<std::vector<PageId>> live;
+  std::mt19937 random(7);
+  for (int i = 0; i < 2000; ++i) {  // Up to 20 requests of up to 10 pages at a time.
+    if (live.size() == 20 || (!live.empty() && random() % 2 == 0)) {
+      std::swap(live[random() % live.size()], live.back());
+      drop(allocator, live.back());
+      live.pop_back();
+    } else {
+      live.push_back(take_run(allocator, 1 + static_cast<int64_t>(random() % 10)));
+      touched.insert(live.back().begin(), live.back().end());
+    }
+  }
+  EXPECT_LE(touched.size(), 2u * 20 * 10);
+}
+
+TEST(PageAllocator, KeepsRunsOfFreedPagesTogether) {
+  PageAllocator allocator(10000);
+  std::vector<std::vector<PageId>> runs;
+  for (const int64_t count : {2, 40, 3, 130, 2}) runs.push_back(take_run(allocator, count));
+  for (const auto& run : runs) drop(allocator, run);
+  const std::vector<PageId> long_run = take_run(allocator, 130);
+  EXPECT_EQ(long_run, runs[3]) << "the run that is long enough";
+  EXPECT_EQ(take_run(allocator, 40), runs[1]);
+  // None is long enough: the longest is used up first, then others.
+  drop(allocator, long_run);
+  const std::vector<PageId> longer = take_run(allocator, 200);
+  EXPECT_EQ(longer.front(), runs[3].front());
+}
+
 TEST(PageAllocator, HandsOutEveryPageOnceAndCountsReferences) {
   for (const int64_t size : {1, 2, 63, 64, 65, 130, 4097}) {
     PageAllocator allocator(size);
