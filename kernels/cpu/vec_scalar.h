@@ -1,6 +1,9 @@
 // Float vectors of 8 lanes for any machine, by the compiler's vector extensions: the baseline
 // instruction set does what it can (two SSE2 or NEON registers). See vec_common-inl.h for the list
 // of operations.
+//
+// GCC compares vectors wider than a register lane by lane, with a branch or a move for each. So
+// floats are compared by halves, and integers by the sign of a difference.
 #pragma once
 
 #if defined(__SSE2__)
@@ -26,6 +29,26 @@ typedef int32_t Mask __attribute__((vector_size(32), aligned(16)));  // -1 or 0 
 constexpr int kLanes = 8;
 constexpr int kVectorRegisters = 8;
 
+// The halves of a Vec or a Mask.
+typedef float HalfVec __attribute__((vector_size(16)));
+typedef int32_t HalfMask __attribute__((vector_size(16)));
+template <typename Half>
+struct Halves {
+  Half low, high;
+};
+KVC_VEC_INLINE Halves<HalfVec> halves(Vec x) {
+  Halves<HalfVec> parts;
+  __builtin_memcpy(&parts, &x, sizeof parts);
+  return parts;
+}
+KVC_VEC_INLINE Mask whole(Halves<HalfMask> parts) {
+  Mask x;
+  __builtin_memcpy(&x, &parts, sizeof x);
+  return x;
+}
+// Lanes below 0.
+KVC_VEC_INLINE Mask negative(Mask x) { return x >> 31; }
+
 KVC_VEC_INLINE Vec zero() { return Vec{}; }
 KVC_VEC_INLINE Vec set1(float x) { return Vec{x, x, x, x, x, x, x, x}; }
 KVC_VEC_INLINE Mask set1_bits(int32_t x) { return Mask{x, x, x, x, x, x, x, x}; }
@@ -37,7 +60,9 @@ KVC_VEC_INLINE Vec load(const float* p) {
   return x;
 }
 KVC_VEC_INLINE void store(float* p, Vec x) { __builtin_memcpy(p, &x, sizeof x); }
-KVC_VEC_INLINE Mask first_lanes(int n) { return Mask{0, 1, 2, 3, 4, 5, 6, 7} < set1_bits(n); }
+KVC_VEC_INLINE Mask first_lanes(int n) {
+  return negative(Mask{0, 1, 2, 3, 4, 5, 6, 7} - set1_bits(n));
+}
 KVC_VEC_INLINE Vec load_tail(const float* p, int n) {
   Vec x{};
   for (int i = 0; i < n; ++i) x[i] = p[i];
@@ -57,9 +82,21 @@ KVC_VEC_INLINE Vec select(Mask m, Vec if_set, Vec if_clear) {
   return reinterpret_cast<Vec>((m & reinterpret_cast<Mask>(if_set)) |
                                (~m & reinterpret_cast<Mask>(if_clear)));
 }
+KVC_VEC_INLINE Mask less(Vec a, Vec b) {
+  const Halves<HalfVec> x = halves(a), y = halves(b);
+  return whole({x.low < y.low, x.high < y.high});
+}
+KVC_VEC_INLINE Mask less_equal(Vec a, Vec b) {
+  const Halves<HalfVec> x = halves(a), y = halves(b);
+  return whole({x.low <= y.low, x.high <= y.high});
+}
+KVC_VEC_INLINE Mask equal(Vec a, Vec b) {
+  const Halves<HalfVec> x = halves(a), y = halves(b);
+  return whole({x.low == y.low, x.high == y.high});
+}
 // As x86 has them: the second operand when either is NaN.
-KVC_VEC_INLINE Vec max(Vec a, Vec b) { return select(a > b, a, b); }
-KVC_VEC_INLINE Vec min(Vec a, Vec b) { return select(a < b, a, b); }
+KVC_VEC_INLINE Vec max(Vec a, Vec b) { return select(less(b, a), a, b); }
+KVC_VEC_INLINE Vec min(Vec a, Vec b) { return select(less(a, b), a, b); }
 KVC_VEC_INLINE Vec abs(Vec a) {
   return reinterpret_cast<Vec>(reinterpret_cast<Mask>(a) & set1_bits(0x7fffffff));
 }
@@ -68,14 +105,11 @@ KVC_VEC_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
                                (reinterpret_cast<Mask>(sign) & ~set1_bits(0x7fffffff)));
 }
 
-KVC_VEC_INLINE Mask less(Vec a, Vec b) { return a < b; }
-KVC_VEC_INLINE Mask less_equal(Vec a, Vec b) { return a <= b; }
-KVC_VEC_INLINE Mask equal(Vec a, Vec b) { return a == b; }
 KVC_VEC_INLINE Mask mask_and(Mask a, Mask b) { return a & b; }
 KVC_VEC_INLINE Mask mask_not(Mask a) { return ~a; }
 KVC_VEC_INLINE Mask mask_of(uint32_t bits) {
   const Mask lane = {1, 2, 4, 8, 16, 32, 64, 128};
-  return (set1_bits(static_cast<int32_t>(bits)) & lane) == lane;
+  return negative(-(set1_bits(static_cast<int32_t>(bits)) & lane));
 }
 KVC_VEC_INLINE uint32_t mask_bits(Mask a) {
   uint32_t bits = 0;
@@ -104,50 +138,45 @@ KVC_VEC_INLINE Vec scale_exp2(Vec x, Vec n) {
   return x * reinterpret_cast<Vec>(exponent << 23);
 }
 
-KVC_VEC_INLINE float from_f16_bits(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
-  const uint32_t magnitude = half & 0x7fff;
-  uint32_t bits;
-  if (magnitude >= 0x7c00) {  // Inf, NaN (made quiet as the hardware does).
-    bits = sign | 0x7f800000 | ((magnitude & 0x3ff) << 13) | (magnitude > 0x7c00 ? 0x400000 : 0);
-  } else if (magnitude >= 0x400) {
-    bits = sign | ((magnitude << 13) + (112u << 23));
-  } else {  // Zero and subnormals: a multiple of 2^-24.
-    const float value = static_cast<float>(magnitude) * 0x1p-24f;
-    __builtin_memcpy(&bits, &value, 4);
-    bits |= sign;
-  }
-  float result;
-  __builtin_memcpy(&result, &bits, 4);
-  return result;
+typedef uint16_t Words __attribute__((vector_size(16)));
+KVC_VEC_INLINE Vec from_f16(Words halves) {
+  const Mask wide = __builtin_convertvector(halves, Mask);
+  const Mask magnitude = wide & set1_bits(0x7fff);
+  const Mask normal = (magnitude << 13) + set1_bits(112 << 23);
+  // Zero and subnormals: a multiple of 2^-24.
+  const Vec subnormal = __builtin_convertvector(magnitude, Vec) * set1(0x1p-24f);
+  // Inf, NaN (made quiet as the hardware does).
+  const Mask not_finite = set1_bits(0x7f800000) | (magnitude & set1_bits(0x3ff)) << 13 |
+                          (negative(set1_bits(0x7c00) - magnitude) & set1_bits(0x400000));
+  Vec value =
+      select(negative(magnitude - set1_bits(0x400)), subnormal, reinterpret_cast<Vec>(normal));
+  value = select(negative(set1_bits(0x7bff) - magnitude), reinterpret_cast<Vec>(not_finite), value);
+  return reinterpret_cast<Vec>(reinterpret_cast<Mask>(value) | (wide & set1_bits(0x8000)) << 16);
 }
-KVC_VEC_INLINE uint16_t to_f16_bits(float value) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, 4);
-  const uint32_t sign = (bits >> 16) & 0x8000;
-  const uint32_t magnitude = bits & 0x7fffffff;
-  uint32_t half;
-  if (magnitude > 0x7f800000) {
-    half = 0x7e00 | ((magnitude >> 13) & 0x3ff);
-  } else if (magnitude >= 0x477ff000) {  // 65520 rounds to inf.
-    half = 0x7c00;
-    // 2^-14: normal; a carry moves into the exponent as it should.
-  } else if (magnitude >= 0x38800000) {
-    half = (magnitude + 0xfff + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
-  } else {  // Subnormal: adding 1/2 leaves 24 fraction bits, and the adder rounds to nearest even.
-    float shifted;
-    __builtin_memcpy(&shifted, &magnitude, 4);
-    shifted += 0.5f;
-    __builtin_memcpy(&half, &shifted, 4);
-    half -= 0x3f000000;
-  }
-  return static_cast<uint16_t>(sign | half);
+KVC_VEC_INLINE Words to_f16(Vec x) {
+  const Mask sign = (reinterpret_cast<Mask>(x) >> 16) & set1_bits(0x8000);
+  const Mask magnitude = reinterpret_cast<Mask>(x) & set1_bits(0x7fffffff);
+  // 2^-14: normal; a carry moves into the exponent as it should.
+  const Mask odd = (magnitude >> 13) & set1_bits(1);
+  const Mask normal = (magnitude - set1_bits((112 << 23) - 0xfff) + odd) >> 13;
+  // Adding 1/2 leaves 24 fraction bits, and the adder rounds to nearest even.
+  const Mask is_subnormal = negative(magnitude - set1_bits(0x38800000));
+  const Vec shifted = reinterpret_cast<Vec>(magnitude & is_subnormal) + set1(0.5f);
+  const Mask subnormal = reinterpret_cast<Mask>(shifted) - set1_bits(0x3f000000);
+  const Mask nan = set1_bits(0x7e00) | ((magnitude >> 13) & set1_bits(0x3ff));
+  const Mask is_nan = negative(set1_bits(0x7f800000) - magnitude);
+  // 65520 rounds to inf.
+  const Mask is_large = negative(set1_bits(0x477fefff) - magnitude);
+  Mask half = (subnormal & is_subnormal) | (normal & ~is_subnormal);
+  half = (set1_bits(0x7c00) & is_large) | (half & ~is_large);
+  half = (nan & is_nan) | (half & ~is_nan);
+  return __builtin_convertvector(sign | half, Words);
 }
-KVC_VEC_INLINE uint16_t to_bf16_bits(float value) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+KVC_VEC_INLINE Words to_bf16(Vec x) {
+  const Mask bits = reinterpret_cast<Mask>(x);
+  const Mask is_nan = negative(set1_bits(0x7f800000) - (bits & set1_bits(0x7fffffff)));
+  const Mask rounded = bits + ((set1_bits(0x7fff) + ((bits >> 16) & set1_bits(1))) & ~is_nan);
+  return __builtin_convertvector((rounded >> 16) | (set1_bits(0x40) & is_nan), Words);
 }
 
 typedef int8_t Codes __attribute__((vector_size(8)));
@@ -164,11 +193,17 @@ KVC_VEC_INLINE Vec from_codes(Codes codes) {
   const Vec normal =
       reinterpret_cast<Vec>((magnitude << (23 - kFraction)) + set1_bits((127 - kBias) << 23));
   const Vec subnormal = (normal - set1(small_float_power(-kBias))) * set1(2.0f);
-  Vec value = select(magnitude < set1_bits(1 << kFraction), subnormal, normal);
+  Vec value = select(negative(magnitude - set1_bits(1 << kFraction)), subnormal, normal);
   const Vec not_finite = reinterpret_cast<Vec>(set1_bits(0x7f800000) | (magnitude & 3) << 21);
-  const int32_t first = kType == DType::kE4M3 ? 0x7f : 0x7c;
-  value = select(magnitude >= set1_bits(first), not_finite, value);
+  const int32_t last_finite = kType == DType::kE4M3 ? 0x7e : 0x7b;
+  value = select(negative(set1_bits(last_finite) - magnitude), not_finite, value);
   return reinterpret_cast<Vec>(reinterpret_cast<Mask>(value) | (wide & set1_bits(INT32_MIN)));
+}
+template <DType kType>
+KVC_VEC_INLINE Vec from_words(Words words) {
+  if constexpr (kType == DType::kF16) return from_f16(words);
+  typedef uint32_t Wide __attribute__((vector_size(32), aligned(16)));
+  return reinterpret_cast<Vec>(__builtin_convertvector(words, Wide) << 16);
 }
 template <DType kType>
 KVC_VEC_INLINE Vec load_as_tail(const std::byte* p, int n) {
@@ -178,20 +213,9 @@ KVC_VEC_INLINE Vec load_as_tail(const std::byte* p, int n) {
     for (int i = 0; i < n; ++i) codes[i] = static_cast<int8_t>(p[i]);
     return from_codes<kType>(codes);
   }
-  Vec x{};
-  for (int i = 0; i < n; ++i) {
-    uint16_t bits;
-    __builtin_memcpy(&bits, p + 2 * i, 2);
-    if constexpr (kType == DType::kF16) {
-      x[i] = from_f16_bits(bits);
-    } else {
-      const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-      float value;
-      __builtin_memcpy(&value, &wide, 4);
-      x[i] = value;
-    }
-  }
-  return x;
+  Words words{};
+  __builtin_memcpy(&words, p, 2 * static_cast<size_t>(n));
+  return from_words<kType>(words);
 }
 template <DType kType>
 KVC_VEC_INLINE Vec load_as(const std::byte* p) {
@@ -201,14 +225,10 @@ KVC_VEC_INLINE Vec load_as(const std::byte* p) {
     Codes codes;
     __builtin_memcpy(&codes, p, sizeof codes);
     return from_codes<kType>(codes);
-  } else if constexpr (kType == DType::kBF16) {
-    typedef uint16_t Bits __attribute__((vector_size(16)));
-    typedef uint32_t Wide __attribute__((vector_size(32), aligned(16)));
-    Bits bits;
-    __builtin_memcpy(&bits, p, sizeof bits);
-    return reinterpret_cast<Vec>(__builtin_convertvector(bits, Wide) << 16);
   } else {
-    return load_as_tail<kType>(p, 8);
+    Words words;
+    __builtin_memcpy(&words, p, sizeof words);
+    return from_words<kType>(words);
   }
 }
 // 2*kLanes elements: bf16 as (even elements, odd elements), the other types as (first half, second
@@ -254,8 +274,8 @@ KVC_VEC_INLINE Mask to_small_float(Vec x, float largest) {
       (reinterpret_cast<Mask>(rounded) >> (23 - kFraction)) - set1_bits((127 - kBias) << kFraction);
   const Mask subnormal =
       __builtin_convertvector(rounded * set1(small_float_power(kBias - 1 + kFraction)), Mask);
-  const Mask is_subnormal = rounded < smallest_normal;
-  const Mask is_number = x == x;
+  const Mask is_subnormal = less(rounded, smallest_normal);
+  const Mask is_number = equal(x, x);
   const Mask code = (((subnormal & is_subnormal) | (normal & ~is_subnormal)) & is_number) |
                     (set1_bits(0x7f) & ~is_number);
   return code | ((reinterpret_cast<Mask>(x) >> 24) & set1_bits(0x80));
@@ -269,11 +289,16 @@ KVC_VEC_INLINE Codes to_codes(Vec x) {
     codes = to_small_float<2, 15>(x, largest_element(kType));
   } else {
     const Vec bounded = min(max(x, set1(-128.0f)), set1(127.0f));
-    codes = __builtin_convertvector(round_even(bounded), Mask) & (x == x);
+    codes = __builtin_convertvector(round_even(bounded), Mask) & equal(x, x);
   }
   return __builtin_convertvector(codes, Codes);
 }
 
+template <DType kType>
+KVC_VEC_INLINE Words to_words(Vec x) {
+  if constexpr (kType == DType::kF16) return to_f16(x);
+  return to_bf16(x);
+}
 template <DType kType>
 KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
   if constexpr (kType == DType::kF32) {
@@ -282,10 +307,8 @@ KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
     const Codes codes = to_codes<kType>(x);
     for (int i = 0; i < n; ++i) p[i] = static_cast<std::byte>(codes[i]);
   } else {
-    for (int i = 0; i < n; ++i) {
-      const uint16_t bits = kType == DType::kF16 ? to_f16_bits(x[i]) : to_bf16_bits(x[i]);
-      __builtin_memcpy(p + 2 * i, &bits, 2);
-    }
+    const Words words = to_words<kType>(x);
+    __builtin_memcpy(p, &words, 2 * static_cast<size_t>(n));
   }
 }
 template <DType kType>
@@ -296,11 +319,44 @@ KVC_VEC_INLINE void store_as(std::byte* p, Vec x) {
     const Codes codes = to_codes<kType>(x);
     __builtin_memcpy(p, &codes, sizeof codes);
   } else {
-    store_as_tail<kType>(p, x, 8);
+    const Words words = to_words<kType>(x);
+    __builtin_memcpy(p, &words, sizeof words);
   }
 }
 
+#if defined(__SSE2__)
 // 8x8 transpose in place.
+KVC_VEC_INLINE void transpose(Vec (&rows)[8]) {
+  __m128 parts[8][2];
+  __builtin_memcpy(&parts, &rows, sizeof parts);
+  _MM_TRANSPOSE4_PS(parts[0][0], parts[1][0], parts[2][0], parts[3][0]);
+  _MM_TRANSPOSE4_PS(parts[0][1], parts[1][1], parts[2][1], parts[3][1]);
+  _MM_TRANSPOSE4_PS(parts[4][0], parts[5][0], parts[6][0], parts[7][0]);
+  _MM_TRANSPOSE4_PS(parts[4][1], parts[5][1], parts[6][1], parts[7][1]);
+  for (int i = 0; i < 4; ++i) {
+    const __m128 upper = parts[i][1];
+    parts[i][1] = parts[4 + i][0];
+    parts[4 + i][0] = upper;
+  }
+  __builtin_memcpy(&rows, &parts, sizeof parts);
+}
+// Lane i of the result = horizontal sum of rows[i].
+KVC_VEC_INLINE Vec sum_lanes(const Vec (&rows)[8]) {
+  __m128 parts[8][2];
+  __builtin_memcpy(&parts, &rows, sizeof parts);
+  __m128 sums[8];
+  for (int i = 0; i < 8; ++i) sums[i] = _mm_add_ps(parts[i][0], parts[i][1]);
+  __m128 halves[2];
+  for (int i = 0; i < 2; ++i) {
+    __m128* const four = sums + 4 * i;
+    _MM_TRANSPOSE4_PS(four[0], four[1], four[2], four[3]);
+    halves[i] = _mm_add_ps(_mm_add_ps(four[0], four[2]), _mm_add_ps(four[1], four[3]));
+  }
+  Vec all;
+  __builtin_memcpy(&all, &halves, sizeof all);
+  return all;
+}
+#else
 KVC_VEC_INLINE void transpose(Vec (&rows)[8]) {
   for (int i = 0; i < 8; ++i) {
     for (int j = 0; j < i; ++j) {
@@ -310,12 +366,12 @@ KVC_VEC_INLINE void transpose(Vec (&rows)[8]) {
     }
   }
 }
-// Lane i of the result = horizontal sum of rows[i].
 KVC_VEC_INLINE Vec sum_lanes(const Vec (&rows)[8]) {
   Vec sums{};
   for (int i = 0; i < 8; ++i) sums[i] = horizontal_sum(rows[i]);
   return sums;
 }
+#endif
 
 KVC_VEC_INLINE void deinterleave(Vec first, Vec second, Vec& even, Vec& odd) {
   even = Vec{first[0], first[2], first[4], first[6], second[0], second[2], second[4], second[6]};
