@@ -54,9 +54,19 @@ for architecture in ("llama", "qwen2", "qwen3", "gemma3"):
     # Another process goes on where the first one saved.
     saved = root / f"{architecture}.kvc"
     assert chat(["hello", "how are you?", f"/save {saved}"], path=path)[2] == f"(saved {saved})\n".encode()
-    went_on = chat(["why?", "/undo", "why?", "/undo", "/undo"], "--load", saved, path=path)
+    went_on = chat(["why?", "/undo", "why?", "/undo"], "--load", saved, path=path)
     assert [went_on[0], went_on[2]] == [plain[2]] * 2, f"{architecture}: {went_on}"
-    assert went_on[4] == b"(there is no turn to take back)\n", went_on
+    # Undo goes through what was loaded, turn by turn, in branches of it and after a second save too.
+    again = root / f"{architecture}.again.kvc"
+    back = chat(["/undo", "how are you?", "/undo", f"/save {again}", "/fork", "/undo", "/undo", "hello", "/go 1", "how are you?",
+                 "/undo", "/undo", "hello", "/undo", "/undo"], "--load", saved, path=path)
+    assert [back[1], back[7], back[9], back[12]] == [plain[1], plain[0], plain[1], plain[0]], f"{architecture}: {back}"
+    assert back[6] == back[14] == b"(there is no turn to take back)\n", back
+    once = chat(["/undo", "/undo", "hello"], "--load", again, path=path)
+    assert once[1] == b"(there is no turn to take back)\n" and once[2] == plain[0], f"{architecture}: {once}"
+    # A chat without a turn has none to take back.
+    assert chat([f"/save {again}"], path=path) == [f"(saved {again})\n".encode()]
+    assert chat(["/undo", "hello"], "--load", again, path=path) == [b"(there is no turn to take back)\n", plain[0]]
 
 # A file of other weights is refused, and one of another storage type.
 refused("fp32", "--load", root / "llama.kvc", "--weights", "fp32", status=1)
@@ -76,6 +86,14 @@ assert b"has room for" in full[-1] and b"--cut" in full[-1], full
 cut = chat(["hello", "once more", "and again", "/stats"], "--context", 80, "--cut")
 assert b"turn cut)" in cut[2] and b"of 80 tokens" in cut[3], cut
 assert b"has room for" in chat(["x" * 200], "--context", 80, "--cut")[0]
+# Turns that were loaded may go as well, and what a cut has left can be saved and taken back.
+for path in (model, root / "gemma3.gguf"):
+    full = chat(["hello", "once more", f"/save {saved}", "/stats"], "--context", 160, path=path)
+    context = int(re.search(rb"(\d+) of 160 tokens", full[3])[1]) + 10
+    cut = chat(["and again", "/stats", f"/save {saved}"], "--context", context, "--cut", "--load", saved, path=path)
+    assert b"cut)" in cut[0] and b"of %d tokens" % context in cut[1], cut
+    cut = chat(["/undo", "/undo", "/undo"], "--load", saved, path=path)
+    assert cut[0] == b"(the last turn is taken back)\n" and cut[2] == b"(there is no turn to take back)\n", cut
 
 # Bad input.
 refused("is no GGUF file", path=__file__, status=1)
@@ -165,6 +183,18 @@ for _ in range(120):
         break
 terminal.wait_for(b"/quit or Ctrl-D")
 terminal.end()
+
+# A person takes back what another process has said.
+terminal = Terminal("--max-new", 24, "--load", root / "llama.kvc")
+plain = chat(["hello", "how are you?"])
+taken_back = b"(the last turn is taken back)\n"
+for line, shown in (("/undo", taken_back), ("how are you?", plain[1]), ("/undo", taken_back), ("/undo", taken_back),
+                    ("/undo", b"(there is no turn to take back)\n"), ("hello", plain[0])):
+    terminal.wait_for(rb"> $")
+    terminal.type(line)
+    terminal.wait_for(re.escape(line.encode() + b"\r\n" + shown.replace(b"\n", b"\r\n")))
+terminal.end()
+
 first = run(["hello", f"/save {root / 'stopped.kvc'}"], path=patient, max_new=length)
 assert first.returncode == 0
 second = run(["why?"], "--load", root / "stopped.kvc", path=patient, max_new=400)

@@ -1,5 +1,9 @@
 #include "tools/chat/chat_cache.h"
 
+#include <numeric>
+
+#include "tools/refusal.h"
+
 namespace kvc::chat {
 namespace {
 
@@ -9,7 +13,7 @@ void check(const Call& call) {
   kvc_error error{};
   error.struct_size = sizeof error;
   const kvc_status status = call(&error);
-  if (status != KVC_OK) throw CacheError(status, error.message);
+  if (status != KVC_OK) throw CacheError(status, error.message, error.detail);
 }
 
 // Heads of packed tokens: [tokens][heads][dim] of float32, rows `stride` floats apart.
@@ -68,8 +72,8 @@ void ChatCache::remove(kvc_seq seq) {
   check([&](kvc_error* error) { return kvc_seq_remove(cache_.get(), seq, error); });
 }
 
-void ChatCache::fork(kvc_seq parent, kvc_seq child) {
-  check([&](kvc_error* error) { return kvc_seq_fork(cache_.get(), parent, child, -1, error); });
+void ChatCache::fork(kvc_seq parent, kvc_seq child, int64_t pos) {
+  check([&](kvc_error* error) { return kvc_seq_fork(cache_.get(), parent, child, pos, error); });
 }
 
 void ChatCache::pop(kvc_seq seq, int64_t n) {
@@ -88,40 +92,57 @@ int64_t ChatCache::length(kvc_seq seq) const {
   return length;
 }
 
-void ChatCache::save(kvc_seq seq, const std::string& path, const std::string& model) {
+void ChatCache::save(kvc_seq seq, std::span<const kvc_seq> beginnings, const std::string& path,
+                     const std::string& model) {
+  std::vector<kvc_seq> seqs = {seq};
+  seqs.insert(seqs.end(), beginnings.begin(), beginnings.end());
   kvc_save_desc desc{};
   desc.struct_size = sizeof desc;
   desc.path = path.c_str();
   desc.model_id = model.c_str();
   uint64_t bytes = 0;
   check([&](kvc_error* error) {
-    return kvc_seq_save(cache_.get(), 1, &seq, &desc, nullptr, &bytes, error);
+    return kvc_seq_save(cache_.get(), seqs.size(), seqs.data(), &desc, nullptr, &bytes, error);
   });
 }
 
-void ChatCache::load(kvc_seq seq, const std::string& path, const std::string& model) {
+size_t ChatCache::load(kvc_seq first, const std::string& path, const std::string& model) {
   kvc_load_desc desc{};
   desc.struct_size = sizeof desc;
   desc.path = path.c_str();
   desc.model_id = model.c_str();
-  check(
-      [&](kvc_error* error) { return kvc_seq_load(cache_.get(), &desc, 1, &seq, nullptr, error); });
+  std::vector<kvc_seq> seqs = {first};
+  const auto load = [&](kvc_error* error) {
+    return kvc_seq_load(cache_.get(), &desc, seqs.size(), seqs.data(), nullptr, error);
+  };
+  try {
+    check_with_room(load);
+  } catch (const CacheError& refused) {
+    // A file of more sequences says how many.
+    if (refused.status != KVC_E_INVALID_ARGUMENT || refused.detail < 2) throw;
+    seqs.resize(static_cast<size_t>(refused.detail));
+    std::iota(seqs.begin(), seqs.end(), first);
+    check_with_room(load);
+  }
+  int64_t shortest = -1;
+  for (size_t i = 1; i < seqs.size(); ++i) {
+    const int64_t tokens = length(seqs[i]);
+    if (tokens <= shortest || tokens >= length(first)) {
+      for (const kvc_seq seq : seqs) remove(seq);
+      throw Refusal(path + " holds several sequences that are not one chat and its beginnings");
+    }
+    shortest = tokens;
+  }
+  return seqs.size() - 1;
 }
 
-// Branches may need more pages than one conversation: then the pool grows by half.
-void ChatCache::begin(kvc_seq seq, std::span<const int32_t> tokens) {
-  const auto count = static_cast<int64_t>(tokens.size());
-  kvc_forward_desc desc{};
-  desc.struct_size = sizeof desc;
-  desc.num_seqs = 1;
-  desc.seqs = &seq;
-  desc.append_lengths = &count;
-  desc.tokens = tokens.data();
+// Calls the library. Branches, and what a file holds, may need more pages than one conversation:
+// then the pool grows by half.
+template <class Call>
+void ChatCache::check_with_room(const Call& call) {
   for (;;) {
     try {
-      check([&](kvc_error* error) {
-        return kvc_forward_begin(cache_.get(), &desc, &forward_, error);
-      });
+      check(call);
       return;
     } catch (const CacheError& refused) {
       if (refused.status != KVC_E_NO_PAGES && refused.status != KVC_E_NEVER_FITS) throw;
@@ -131,6 +152,18 @@ void ChatCache::begin(kvc_seq seq, std::span<const int32_t> tokens) {
       return kvc_cache_resize(cache_.get(), pages + pages / 2 + 1, error);
     });
   }
+}
+
+void ChatCache::begin(kvc_seq seq, std::span<const int32_t> tokens) {
+  const auto count = static_cast<int64_t>(tokens.size());
+  kvc_forward_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.num_seqs = 1;
+  desc.seqs = &seq;
+  desc.append_lengths = &count;
+  desc.tokens = tokens.data();
+  check_with_room(
+      [&](kvc_error* error) { return kvc_forward_begin(cache_.get(), &desc, &forward_, error); });
 }
 
 void ChatCache::forward(kvc_seq seq, std::span<const int32_t> tokens, llm::Network& network,

@@ -19,9 +19,10 @@ namespace kvc::chat {
 // A call of the library that was refused. what() is its message.
 class CacheError : public std::runtime_error {
  public:
-  CacheError(kvc_status status, const std::string& message)
-      : std::runtime_error(message), status(status) {}
+  CacheError(kvc_status status, const std::string& message, int64_t detail)
+      : std::runtime_error(message), status(status), detail(detail) {}
   kvc_status status;
+  int64_t detail;
 };
 
 class ChatCache final : public llm::Attention {
@@ -33,8 +34,8 @@ class ChatCache final : public llm::Attention {
 
   void add(kvc_seq seq);
   void remove(kvc_seq seq);
-  // `child` begins as `parent` is.
-  void fork(kvc_seq parent, kvc_seq child);
+  // `child` begins as `parent` was after its first `pos` tokens; -1: as it is.
+  void fork(kvc_seq parent, kvc_seq child, int64_t pos = -1);
   // Takes the last n tokens back.
   void pop(kvc_seq seq, int64_t n);
   // Takes tokens [begin, end) out; what follows moves forward.
@@ -42,8 +43,12 @@ class ChatCache final : public llm::Attention {
   int64_t length(kvc_seq seq) const;
 
   // To a state file and back. `model` names weights and storage: a file of another one is refused.
-  void save(kvc_seq seq, const std::string& path, const std::string& model);
-  void load(kvc_seq seq, const std::string& path, const std::string& model);
+  // A file may hold a conversation alone, or with its beginnings, ascending: earlier states of it
+  // that can be returned to. Pages that they share are in it once.
+  void save(kvc_seq seq, std::span<const kvc_seq> beginnings, const std::string& path,
+            const std::string& model);
+  // The conversation gets the id `first`, its beginnings the ids behind it. Returns how many.
+  size_t load(kvc_seq first, const std::string& path, const std::string& model);
 
   // Appends `tokens` to a sequence and computes the logits of the last one, [vocabulary]; null:
   // nobody needs them. A forward that fails changes nothing.
@@ -58,6 +63,8 @@ class ChatCache final : public llm::Attention {
  private:
   void attend(int32_t layer, const float* qkv, int64_t stride, float* out) override;
   void begin(kvc_seq seq, std::span<const int32_t> tokens);
+  template <class Call>
+  void check_with_room(const Call& call);
 
   const llm::Shape& shape_;
   std::unique_ptr<kvc_plan, decltype(&kvc_plan_destroy)> plan_{nullptr, kvc_plan_destroy};

@@ -59,12 +59,22 @@ void Session::begin(std::optional<std::string_view> system) {
 }
 
 void Session::load(const std::string& path) {
-  branches_.push_back({next_seq_++, 0, {}});
-  cache_.load(present().seq, path, options_.model_id);
-  present().first_turn = cache_.length(present().seq);
-  if (present().first_turn >= options_.context)
-    throw Refusal(path + " holds " + std::to_string(present().first_turn) +
+  const kvc_seq seq = next_seq_;
+  const size_t num_turns = cache_.load(seq, path, options_.model_id);
+  next_seq_ += 1 + static_cast<kvc_seq>(num_turns);
+  branches_.push_back({seq, cache_.length(seq), {}});
+  if (cache_.length(seq) >= options_.context)
+    throw Refusal(path + " holds " + std::to_string(cache_.length(seq)) +
                   " tokens, and the context has " + std::to_string(options_.context));
+  for (kvc_seq beginning = seq + 1; beginning < next_seq_; ++beginning) {
+    Turn turn{cache_.length(beginning), beginning};
+    if (!keeps_snapshots_) {
+      cache_.remove(beginning);
+      turn.snapshot.reset();
+    }
+    present().turns.push_back(turn);
+  }
+  if (num_turns > 0) present().first_turn = present().turns.front().begin;
 }
 
 // Room for `tokens` and one token of an answer.
@@ -197,7 +207,31 @@ void Session::go_to(size_t branch) {
   current_ = branch - 1;
 }
 
-void Session::save(const std::string& path) { cache_.save(present().seq, path, options_.model_id); }
+// A state file has no room for turns as such: each is the sequence of its beginning.
+void Session::save(const std::string& path) {
+  struct Beginnings {
+    ~Beginnings() {
+      for (const kvc_seq seq : forks) cache.remove(seq);
+    }
+    ChatCache& cache;
+    std::vector<kvc_seq> seqs, forks;  // The last turn's first.
+  } beginnings{cache_, {}, {}};
+  const Branch& branch = present();
+  for (auto turn = branch.turns.rbegin(); turn != branch.turns.rend(); ++turn) {
+    if (!turn->snapshot) {
+      try {
+        cache_.fork(branch.seq, next_seq_, turn->begin);
+      } catch (const CacheError& refused) {
+        if (refused.status != KVC_E_OUT_OF_RANGE) throw;
+        break;  // A window has dropped what the turn began with.
+      }
+      beginnings.forks.push_back(next_seq_++);
+    }
+    beginnings.seqs.push_back(turn->snapshot ? *turn->snapshot : beginnings.forks.back());
+  }
+  std::reverse(beginnings.seqs.begin(), beginnings.seqs.end());
+  cache_.save(branch.seq, beginnings.seqs, path, options_.model_id);
+}
 
 std::string Session::stats() const {
   const kvc_stats stats = cache_.stats();

@@ -34,17 +34,18 @@ class Session {
 
   // Begins with a system text (see ChatTemplate::begin), or with a saved conversation.
   void begin(std::optional<std::string_view> system);
-  void load(const std::string& path);
+  void load(const std::string& path);  // With its turns, where save() has written them.
 
   // Computes an answer and writes it as it grows. Ctrl-C ends it: the sequence then holds what was
   // written, or nothing of the turn where nothing was yet. Throws Refusal, CacheError; the
   // conversation is then as before.
   void turn(std::string_view text);
 
-  void undo();                         // Takes the last turn back.
-  size_t fork();                       // Goes on in a copy. Returns its number.
-  void go_to(size_t branch);           // Numbers begin at 1.
-  void save(const std::string& path);  // The present branch.
+  void undo();                // Takes the last turn back.
+  size_t fork();              // Goes on in a copy. Returns its number.
+  void go_to(size_t branch);  // Numbers begin at 1.
+  // The present branch. Turns go with it as far back as they can be taken back.
+  void save(const std::string& path);
   std::string stats() const;
 
   size_t branch() const { return current_ + 1; }
