@@ -99,7 +99,8 @@ func (c *Cache) look() error {
 	return nil
 }
 
-// Clear forgets all sequences, the prefix index and what is on the host.
+// Clear forgets all sequences, the prefix index and what is on the host, and gives memory back as
+// Trim does.
 func (c *Cache) Clear() error {
 	if err := c.enter(); err != nil {
 		return err
@@ -115,6 +116,17 @@ func (c *Cache) Resize(numPages int64) error {
 	}
 	defer c.mu.Unlock()
 	return failure(C.shim_cache_resize(c.lib.api, c.h, C.int64_t(numPages)))
+}
+
+// Trim gives the memory of free pages back to the system, and returns its bytes.
+func (c *Cache) Trim() (released uint64, err error) {
+	if err := c.enter(); err != nil {
+		return 0, err
+	}
+	defer c.mu.Unlock()
+	var out C.uint64_t
+	err = failure(C.shim_cache_trim(c.lib.api, c.h, &out))
+	return uint64(out), err
 }
 
 // Stats is what the cache holds and has done.

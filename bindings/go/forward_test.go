@@ -1,6 +1,7 @@
 package kvcache_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -150,6 +151,33 @@ func TestClearedPagesShowNothingOfWhoHadThemBefore(t *testing.T) {
 			t.Errorf("%+v: %v", of, k)
 		}
 	}
+}
+
+func TestATrimGivesFreePagesBack(t *testing.T) {
+	config := small()
+	config.NumPages = 1 << 16
+	cache := newCache(t, config)
+	for seq := int64(1); seq <= 2; seq++ {
+		ok(t, cache.AddSeq(seq))
+		grow(t, cache, seq, 4000, 7)
+	}
+	ok(t, cache.RemoveSeq(1))
+	released, err := cache.Trim()
+	ok(t, err)
+	if released < 100_000 {
+		t.Errorf("%d bytes went back", released)
+	}
+	k := make([]float32, 4)
+	ok(t, cache.DebugGetLayer(2, 1, 3999, 4000, kvcache.Of(k, 1, 1, 4), nil))
+	if k[3] != 7 {
+		t.Errorf("%v: what a sequence holds has changed", k)
+	}
+	fwd, err := cache.Begin(&kvcache.Batch{Seqs: []int64{2}, Lengths: []int64{1}})
+	ok(t, err)
+	if _, err = cache.Trim(); !errors.Is(err, kvcache.ErrBusy) {
+		t.Errorf("%v", err)
+	}
+	ok(t, fwd.Abort())
 }
 
 func TestAForwardOfAClosedCacheIsAnError(t *testing.T) {

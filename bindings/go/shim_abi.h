@@ -355,6 +355,11 @@ static inline kvc_error *shim_tier_stats_get(uintptr_t api, uintptr_t cache, int
   const kvc_status status = SHIM_API(api)->tier_stats_get((kvc_cache *)cache, tier, out, &err);
   return shim_result(status, &err);
 }
+static inline kvc_error *shim_cache_trim(uintptr_t api, uintptr_t cache, uint64_t *out_released) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->cache_trim((kvc_cache *)cache, out_released, &err);
+  return shim_result(status, &err);
+}
 /* clang-format on */
 
 #endif /* KVCACHE_GO_SHIM_ABI_H_ */

@@ -139,6 +139,7 @@
 %number_out(int64_t, out_freed, PyLong_FromLongLong)
 %number_out(uint64_t, out_number, PyLong_FromUnsignedLongLong)
 %number_out(uint64_t, out_saturated, PyLong_FromUnsignedLongLong)
+%number_out(uint64_t, out_released, PyLong_FromUnsignedLongLong)
 %number_out(int32_t, out_done, PyLong_FromLong)
 
 /* ---- Structs -------------------------------------------------------------------------------------------------- */

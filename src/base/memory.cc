@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -22,6 +23,35 @@ constexpr std::align_val_t kScratchAlignment{64};
 constexpr size_t kBufferPage = 4096;
 constexpr std::align_val_t kBufferAlignment{kBufferPage};
 constexpr size_t kLargeBytes = size_t{4} << 20;
+
+// Whole pages: how many of their bytes have physical memory; all where the system does not say.
+int64_t resident_bytes(std::byte* begin, int64_t bytes) noexcept {
+  constexpr int64_t kPagesAtOnce = 4096;
+  unsigned char states[kPagesAtOnce];
+  const int64_t granularity = system_page_bytes();
+  int64_t resident = 0;
+  for (int64_t done = 0; done < bytes; done += kPagesAtOnce * granularity) {
+    const int64_t part = std::min(bytes - done, kPagesAtOnce * granularity);
+    if (mincore(begin + done, static_cast<size_t>(part), states) != 0) return bytes;
+    for (int64_t page = 0; page < part / granularity; ++page)
+      resident += (states[page] & 1) * granularity;
+  }
+  return resident;
+}
+
+// The whole pages of [begin, end).
+int64_t discard_pages(std::byte* begin, std::byte* end) noexcept {
+  const int64_t granularity = system_page_bytes();
+  const auto address = [](const std::byte* at) {
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(at));
+  };
+  std::byte* first = begin + (align_up(address(begin), granularity) - address(begin));
+  const int64_t bytes = (address(end) - address(first)) / granularity * granularity;
+  if (bytes <= 0) return 0;
+  const int64_t resident = resident_bytes(first, bytes);
+  // Memory that is locked stays. What was swapped to disk goes, too.
+  return madvise(first, static_cast<size_t>(bytes), MADV_DONTNEED) == 0 ? resident : 0;
+}
 
 }  // namespace
 
@@ -78,11 +108,12 @@ void ReservedMemory::make_usable(int64_t begin, int64_t end) {
   }
 }
 
-void ReservedMemory::discard(int64_t begin, int64_t end) noexcept {
-  const int64_t granularity = system_page_bytes();
-  const int64_t first = align_up(begin, granularity);
-  const int64_t last = end / granularity * granularity;
-  if (first < last) (void)madvise(data_ + first, static_cast<size_t>(last - first), MADV_DONTNEED);
+int64_t ReservedMemory::discard(int64_t begin, int64_t end) noexcept {
+  return begin < end ? discard_pages(data_ + begin, data_ + end) : 0;
+}
+
+int64_t AlignedBuffer::discard() noexcept {
+  return data_ == nullptr ? 0 : discard_pages(data_, data_ + bytes_);
 }
 
 void* allocate_large(size_t bytes) {

@@ -24,9 +24,9 @@ class ReservedMemory {
   // Makes [begin, end), widened to whole pages, readable and writable; it is zero at first. Throws
   // NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
-  // Returns the physical memory of the whole pages inside [begin, end). The range stays usable and
-  // reads zero.
-  void discard(int64_t begin, int64_t end) noexcept;
+  // Gives the physical memory of the whole pages inside [begin, end) back. The range stays usable
+  // and reads zero. Returns how many bytes had memory.
+  int64_t discard(int64_t begin, int64_t end) noexcept;
 
  private:
   std::byte* mapping_ = nullptr;
@@ -70,6 +70,8 @@ class AlignedBuffer {
 
   // Throws std::bad_alloc and keeps the old buffer then.
   void ensure(size_t bytes);
+  // As ReservedMemory::discard, of all of it.
+  int64_t discard() noexcept;
   std::byte* data() const { return data_; }
 
  private:

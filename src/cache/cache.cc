@@ -66,6 +66,14 @@ void Cache::clear() {
   core.sequences.clear();
   core.host.clear();
   core.num_swapped = 0;
+  trim();
+}
+
+int64_t Cache::trim() {
+  CacheCore& core = *core_;
+  core.require_closed("trim");
+  return core.pool.trim(core.allocator) + core.states.trim() + core.host.trim() +
+         core.host_states.trim();
 }
 
 void Cache::resize(int64_t num_pages) {

@@ -64,6 +64,7 @@ class Cache {
 
   void clear();
   void resize(int64_t num_pages);
+  int64_t trim();  // Returns bytes.
   bool is_empty() const;
   int64_t num_available_pages() const;
   kvc_stats stats() const;

@@ -31,6 +31,14 @@ kvc_status kvc_cache_resize(kvc_cache* cache, int64_t num_pages, kvc_error* err)
   });
 }
 
+kvc_status kvc_cache_trim(kvc_cache* cache, uint64_t* out_released, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const CacheCall call(cache);
+    const int64_t released = call->trim();
+    if (out_released != nullptr) *out_released = static_cast<uint64_t>(released);
+  });
+}
+
 kvc_status kvc_cache_stats_get(const kvc_cache* cache, kvc_stats* out, kvc_error* err) noexcept {
   return guard(err, [&] {
     const ReadCall call(cache);

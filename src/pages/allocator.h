@@ -113,6 +113,21 @@ class PageAllocator {
   PageId first_indexed(int64_t begin) const;
   // All pages are free again, none indexed, none withheld.
   void clear() noexcept;
+  // visit(begin, end) for every run of free pages with a freed one in it: memory that lies on the
+  // edge of a freed page is in the run, too.
+  template <typename Visit>
+  void for_each_freed_run(Visit&& visit) const {
+    for (int64_t freed = freed_.find(0), begin = free_.find(0); freed >= 0;) {
+      int64_t end = begin + free_.run(begin, num_pages() - begin);
+      if (freed < end) {
+        visit(begin, end);
+        freed = freed_.find(end);
+      }
+      begin = free_.find(end);
+    }
+  }
+  // Free pages have no memory any more: all are fresh.
+  void forget_freed() noexcept { freed_.clear(); }
 
  private:
   void set_free(int64_t page) noexcept {

@@ -47,12 +47,10 @@ void PoolMemory::make_usable(int64_t begin, int64_t end) {
   }
 }
 
-void PoolMemory::discard(int64_t begin, int64_t end) {
-  if (on_device_.data() != nullptr) {
-    on_device_.discard(begin, end);
-  } else {
-    reserved_.discard(begin, end);
-  }
+int64_t PoolMemory::discard(int64_t begin, int64_t end) {
+  if (on_device_.data() == nullptr) return reserved_.discard(begin, end);
+  on_device_.discard(begin, end);
+  return 0;
 }
 
 struct PagePool::Arrangement {
@@ -278,6 +276,20 @@ void PagePool::resize(int64_t num_pages) {
     }
   }
   num_pages_ = num_pages;
+}
+
+int64_t PagePool::trim(PageAllocator& allocator) noexcept {
+  if (memory_ == nullptr || !memory_->is_reserved_on_host()) return 0;
+  int64_t bytes = 0;
+  allocator.for_each_freed_run([&](int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < num_stripes(); ++i) {
+      const LayerPages& region = regions_[static_cast<size_t>(i)];
+      const int64_t base = region.base - memory_->data();
+      bytes += memory_->discard(base + begin * region.page_stride, base + end * region.page_stride);
+    }
+  });
+  allocator.forget_freed();
+  return bytes;
 }
 
 namespace {

@@ -30,7 +30,11 @@ class PoolMemory {
   std::byte* data() const { return data_; }
   // For reserved memory, on the host or a device. Throws NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
-  void discard(int64_t begin, int64_t end);
+  // The same: gives physical memory back, where that can be made usable again by a write. Returns
+  // how many bytes had some.
+  int64_t discard(int64_t begin, int64_t end);
+  // Memory of the library on the host, which discard() leaves usable.
+  bool is_reserved_on_host() const { return reserved_.data() != nullptr; }
 
  private:
   ReservedMemory reserved_;
@@ -104,6 +108,9 @@ class PagePool {
   // Keeps the contents of pages below min(old, new). Device pools only; the device is idle. Throws
   // NO_MEMORY, or BUSY when the memory would move while exports hold it; nothing has changed then.
   void resize(int64_t num_pages);
+  // Gives the memory of free pages back to the system, where it is the library's own on the host:
+  // they are fresh then and read zero. Returns how many bytes had memory.
+  int64_t trim(PageAllocator& allocator) noexcept;
 
  private:
   kernels::RowScales row_scales(int32_t local_layer, bool is_v) const;
@@ -162,6 +169,8 @@ class HostPool {
   void start_use(HostUse use) noexcept { use_ = use; }
   // Drops all references, and lets any use come first again. Page contents are not touched.
   void clear() noexcept;
+  // As PagePool::trim; pages that the host program manages are not free.
+  int64_t trim() noexcept { return use_ == HostUse::kByPage ? 0 : pool_.trim(allocator_); }
 
  private:
   std::shared_ptr<const Plan> plan_;

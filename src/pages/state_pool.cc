@@ -194,4 +194,10 @@ void StatePool::clear() noexcept {
   num_used_ = num_cached_ = 0;
 }
 
+int64_t StatePool::trim() noexcept {
+  int64_t bytes = 0;
+  for (const StateSlot slot : free_) bytes += memory_.discard(slot);
+  return bytes;
+}
+
 }  // namespace kvc

@@ -44,6 +44,11 @@ class StateMemory {
   // Fills the slot with zeros: at once on the host, in the order of `stream` on a device. The
   // latter throws.
   void clear(StateSlot slot, cuda::Stream stream = nullptr) const;
+  // Gives the memory of a slot on the host back to the system: its content is undefined then.
+  // Returns how many bytes had some.
+  int64_t discard(StateSlot slot) noexcept {
+    return host_.empty() ? 0 : host_[static_cast<size_t>(slot)].discard();
+  }
 
  private:
   void fill_initial();
@@ -104,6 +109,8 @@ class StatePool {
   void mark_indexed(StateSlot slot) noexcept;
   void unmark_indexed(StateSlot slot) noexcept;
   void clear() noexcept;  // All slots are free, none withholds pages.
+  // Gives the memory of free slots back to the system. Returns how many bytes had some.
+  int64_t trim() noexcept;
 
  private:
   void release(StateSlot slot) noexcept;

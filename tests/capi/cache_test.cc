@@ -38,6 +38,10 @@ TEST(CacheHandle, NullIsAnsweredNotCrashed) {
                [&](kvc_error* err) { return kvc_cache_clear(nullptr, err); });
   expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
                [&](kvc_error* err) { return kvc_cache_resize(nullptr, 4, err); });
+  uint64_t released = 77;
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
+               [&](kvc_error* err) { return kvc_cache_trim(nullptr, &released, err); });
+  EXPECT_EQ(released, 77u) << "a refused call writes no output";
   expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
                [&](kvc_error* err) { return kvc_cache_check(nullptr, err); });
   expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
@@ -386,6 +390,10 @@ TEST(CacheHandle, UsesTheHostsAllocatorAndReturnsEveryBlock) {
                    [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 60, err); });
     exported->deleter(exported);
     EXPECT_EQ(kvc_cache_resize(cache.get(), 60, nullptr), KVC_OK);
+    uint64_t released = 77;
+    ASSERT_EQ(kvc_seq_remove(cache.get(), 1, nullptr), KVC_OK);
+    EXPECT_EQ(kvc_cache_trim(cache.get(), &released, nullptr), KVC_OK);
+    EXPECT_EQ(released, 0u) << "the memory is the host program's";
   }
   EXPECT_EQ(counter.live, 0);
   EXPECT_EQ(counter.bytes, 0) << "free gets the bytes that alloc was asked for";

@@ -317,6 +317,7 @@ TEST(FunctionTable, EverySlotIsTheFunctionOfItsName) {
   EXPECT_SLOT(op_quantize);
   EXPECT_SLOT(op_dequantize);
   EXPECT_SLOT(module_path_set);
+  EXPECT_SLOT(cache_trim);
 #undef EXPECT_SLOT
   // Pointers only behind the head, and none of them NULL: no slot was forgotten above.
   const auto* slots = reinterpret_cast<void* const*>(&api->get_abi_version);

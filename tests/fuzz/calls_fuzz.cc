@@ -94,6 +94,8 @@ class Life {
       default:
         if (input_.one_in(8))
           (void)call([&](kvc_error* err) { return kvc_cache_clear(cache_, err); });
+        else
+          (void)call([&](kvc_error* err) { return kvc_cache_trim(cache_, nullptr, err); });
     }
   }
 

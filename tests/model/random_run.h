@@ -90,6 +90,7 @@ class RandomRun {
   void op_fork();
   void op_pop();
   void op_clear();
+  void trim();
   void op_resize();
   void op_can();
   void op_set_window();

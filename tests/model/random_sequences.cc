@@ -59,6 +59,18 @@ void RandomRun::op_clear() {
   if (agree("kvc_cache_clear", model_.clear(), fn)) naive_.clear();
 }
 
+// Changes nothing but what free pages hold.
+void RandomRun::trim() {
+  uint64_t released = 0;
+  const kvc_status status = kvc_cache_trim(setup_.cache(), &released, nullptr);
+  if (status != (model_.is_open() ? KVC_E_BUSY : KVC_OK))
+    mismatch("kvc_cache_trim answered %s", kvc_status_name(status));
+  // States are always the library's.
+  const bool is_own = !setup_.is_borrowed() && setup_.config().allocator == nullptr;
+  if (released != 0 && !is_own && !model_.limits().has_states)
+    mismatch("kvc_cache_trim released memory that is not the library's");
+}
+
 void RandomRun::op_resize() {
   int64_t highest = -1;
   for (const auto& [seq, sequence] : model_.sequences()) {
@@ -80,6 +92,7 @@ void RandomRun::op_resize() {
   if (held_export_ != nullptr && pages != now) expected.tolerated.insert(KVC_E_BUSY);
   const auto fn = [&](kvc_error* err) { return kvc_cache_resize(setup_.cache(), pages, err); };
   if (agree("kvc_cache_resize", expected, fn)) model_ = after;
+  trim();
 }
 
 void RandomRun::op_can() {

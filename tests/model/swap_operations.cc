@@ -291,6 +291,10 @@ void SwapRun::op_resize() {
   const kvc_status status = call_strong(
       "kvc_cache_resize", [&](kvc_error* err) { return kvc_cache_resize(cache_, pages, err); });
   allow("kvc_cache_resize", status, {KVC_OK, KVC_E_BUSY});
+  allow(
+      "kvc_cache_trim",
+      call("kvc_cache_trim", [&](kvc_error* err) { return kvc_cache_trim(cache_, nullptr, err); }),
+      {KVC_OK, KVC_E_BUSY});
 }
 
 void SwapRun::op_clear() {

@@ -145,12 +145,17 @@ class Cache(DebugAccess):
         self.close()
 
     def clear(self) -> None:
-        """Forget all sequences and the prefix index."""
+        """Forget all sequences and the prefix index, and give memory back as trim() does."""
         _capi.kvc_cache_clear(self._handle)
 
     def resize(self, num_pages: SupportsIndex) -> None:
         """Grow the pool, or shrink it when the pages above are free."""
         _capi.kvc_cache_resize(self._handle, num_pages)
+
+    def trim(self) -> int:
+        """Give the memory of free pages back to the system; returns its bytes."""
+        released: int = _capi.kvc_cache_trim(self._handle)
+        return released
 
     def stats(self) -> Stats:
         """Counters and sizes of the whole cache, as they are now."""

@@ -59,6 +59,7 @@
 
 %call(KVCPY_EXCLUSIVE, kvc_cache_clear)
 %call(KVCPY_EXCLUSIVE, kvc_cache_resize)
+%call(KVCPY_EXCLUSIVE, kvc_cache_trim)
 %call(KVCPY_SHARED | KVCPY_QUICK, kvc_cache_stats_get)
 %call(KVCPY_SHARED | KVCPY_QUICK, kvc_cache_available_pages)
 %call(KVCPY_SHARED | KVCPY_QUICK, kvc_cache_total_length)

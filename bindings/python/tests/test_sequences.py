@@ -43,6 +43,25 @@ def test_prompts_that_begin_alike_share_pages(rng):
         assert cache.events.poll()[-1].type == "cleared" and cache.stats().hit_rate > 0
 
 
+def test_a_trim_gives_free_pages_back(rng):
+    layer = kvcache.Layer(num_q_heads=4, num_kv_heads=4, k_dim=128, dtype="float32")
+    with kvcache.Cache(layers=[layer], page_size=16, num_pages=64, num_threads=1) as cache:
+        rows = rng.standard_normal((160, 4, 128)).astype("float32")
+        for seq in (1, 2):
+            cache.add(seq)
+            with cache.forward([seq], [160]) as forward:
+                forward.kv_append(0, rows, rows)
+        cache.remove(1)
+        assert cache.trim() >= 2 * rows.nbytes
+        assert cache.trim() == 0
+        k, _ = cache.debug_get_kv(2)
+        assert (k[0] == rows).all()
+        forward = cache.forward([2], [1])
+        with pytest.raises(kvcache.Busy, match="trim"):
+            cache.trim()
+        forward.abort()
+
+
 def test_sequences_go_to_the_host_and_come_back(rng):
     with small_cache(host_byte_budget=1 << 20) as cache:
         cache.add(1)

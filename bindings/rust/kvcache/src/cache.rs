@@ -121,7 +121,7 @@ impl CacheRef {
         self.as_ptr().cast_mut()
     }
 
-    /// Forgets all sequences and the prefix index.
+    /// Forgets all sequences and the prefix index, and gives memory back as [`trim`](Self::trim) does.
     pub fn clear(&mut self) -> Result<()> {
         // SAFETY: exclusive, as for all functions that take kvc_cache *.
         check(|error| unsafe { (loaded().cache_clear)(self.as_mut_ptr(), error) })
@@ -131,6 +131,12 @@ impl CacheRef {
     pub fn resize(&mut self, num_pages: i64) -> Result<()> {
         // SAFETY: exclusive.
         check(|error| unsafe { (loaded().cache_resize)(self.as_mut_ptr(), num_pages, error) })
+    }
+
+    /// Gives the memory of free pages back to the system; returns its bytes.
+    pub fn trim(&mut self) -> Result<u64> {
+        // SAFETY: exclusive, one output.
+        check_out(0, |out, error| unsafe { (loaded().cache_trim)(self.as_mut_ptr(), out, error) })
     }
 
     /// Counters.

@@ -31,6 +31,23 @@ fn every_token_sees_the_mean_of_what_came_before() {
 }
 
 #[test]
+fn a_trim_gives_free_pages_back() {
+    let mut cache = Cache::with_config(&config().num_pages(1 << 16)).unwrap();
+    let values: Vec<f32> = (0..4_000).map(|x| (x % 7) as f32).collect();
+    for seq in [0, 1] {
+        cache.add(seq).unwrap();
+        step(&mut cache, &[seq], &[4_000], &values).unwrap();
+    }
+    let before = step(&mut cache, &[1], &[1], &[2.0]).unwrap();
+    cache.pop(1, 1).unwrap();
+    cache.remove(0).unwrap();
+    assert!(cache.trim().unwrap() >= 100_000);
+    assert_eq!(step(&mut cache, &[1], &[1], &[2.0]).unwrap(), before);
+    cache.clear().unwrap();
+    assert_eq!(cache.trim().unwrap(), 0);
+}
+
+#[test]
 fn a_dropped_forward_is_undone() {
     let mut cache = cache();
     cache.add(0).unwrap();
@@ -188,6 +205,7 @@ fn other_sequences_change_while_a_forward_is_open() {
     forward.cache_mut().remove(1).unwrap();
     assert!(forward.cache_mut().remove(0).unwrap_err().is_busy());
     assert!(forward.cache_mut().clear().unwrap_err().is_busy());
+    assert!(forward.cache_mut().trim().unwrap_err().is_busy());
     // What is lent cannot be carried away: only addresses change hands, and they name the same cache
     // afterwards.
     let mut other = self::cache();

@@ -979,11 +979,30 @@ KVC_API kvc_status kvc_cache_create(const kvc_plan *plan, kvc_cache **out,
  * Threading: exclusive. Device: host only. */
 KVC_API void kvc_cache_destroy(kvc_cache *KVC_NULLABLE cache) KVC_NOEXCEPT;
 
-/* Forgets all sequences, the prefix index and what is on the host. Page data is not touched.
+/* Forgets all sequences, the prefix index and what is on the host, and gives memory back as
+ * kvc_cache_trim does.
  *
  * Misuse:    KVC_E_BUSY  A forward is open.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_cache_clear(kvc_cache *cache, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Gives the physical memory of free pages and free state slots back to the system. They read zero
+ * until they are written, and cost memory again then. Pages that sequences or the prefix index hold
+ * stay. A cache without sequences that is to sleep: kvc_prefix_reset first, where its prefixes need
+ * not be kept.
+ *
+ *   pool               OWNED, on the CPU, without config.allocator: whole system pages between free
+ *                      pages go back. Other pools keep what they have.
+ *   host pool          Likewise, beside a cache on the CPU, unless kvc_pages_swap uses it.
+ *   states             They go back on the CPU.
+ *   CUDA               Nothing goes back, neither of the device nor of pinned host memory.
+ *
+ * *out_released (may be NULL): bytes that had memory and have none now.
+ *
+ * Misuse:    KVC_E_BUSY  A forward is open.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_cache_trim(kvc_cache *cache, uint64_t *KVC_NULLABLE out_released,
+                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Grows the pool, or shrinks it when the pages above are available. Page ids and contents stay. On
  * a GPU it waits until all that was enqueued for the cache is done.

@@ -283,6 +283,8 @@ typedef struct kvc_api {
   kvc_status (*op_dequantize)(const kvc_op_opt *KVC_NULLABLE opt, kvc_quant quant,
                               const DLTensor *x, const DLTensor *scales, DLTensor *out,
                               kvc_error *KVC_NULLABLE err);
+  kvc_status (*cache_trim)(kvc_cache *cache, uint64_t *KVC_NULLABLE out_released,
+                           kvc_error *KVC_NULLABLE err);
   /* End of version 0.1. */
 } kvc_api;
 

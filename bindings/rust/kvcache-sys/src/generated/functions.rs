@@ -345,15 +345,38 @@ extern "C" {
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_cache_destroy(cache: *mut kvc_cache);
-    /// Forgets all sequences, the prefix index and what is on the host.
+    /// Forgets all sequences, the prefix index and what is on the host, and gives memory back as
+    /// kvc_cache_trim does.
     ///
     /// ```text
-    /// Page data is not touched.
-    ///
     /// Misuse:    KVC_E_BUSY  A forward is open.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_cache_clear(cache: *mut kvc_cache, err: *mut kvc_error) -> kvc_status;
+    /// Gives the physical memory of free pages and free state slots back to the system.
+    ///
+    /// ```text
+    /// They read zero
+    /// until they are written, and cost memory again then. Pages that sequences or the prefix index hold
+    /// stay. A cache without sequences that is to sleep: kvc_prefix_reset first, where its prefixes need
+    /// not be kept.
+    ///
+    ///   pool               OWNED, on the CPU, without config.allocator: whole system pages between free
+    ///                      pages go back. Other pools keep what they have.
+    ///   host pool          Likewise, beside a cache on the CPU, unless kvc_pages_swap uses it.
+    ///   states             They go back on the CPU.
+    ///   CUDA               Nothing goes back, neither of the device nor of pinned host memory.
+    ///
+    /// *out_released (may be NULL): bytes that had memory and have none now.
+    ///
+    /// Misuse:    KVC_E_BUSY  A forward is open.
+    /// Threading: exclusive. Device: host only.
+    /// ```
+    pub fn kvc_cache_trim(
+        cache: *mut kvc_cache,
+        out_released: *mut u64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
     /// Grows the pool, or shrinks it when the pages above are available.
     ///
     /// ```text

@@ -857,4 +857,10 @@ pub struct kvc_api {
         out: *mut DLTensor,
         err: *mut kvc_error,
     ) -> kvc_status,
+    /// [`kvc_cache_trim`]
+    pub cache_trim: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        out_released: *mut u64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
 }
