@@ -19,6 +19,7 @@ function(kvcache_is_missing name required_by)
   set(ZLIB "Debian and Ubuntu: zlib1g-dev; Fedora: zlib-devel; macOS has it")
   set(hiredis "Debian and Ubuntu: libhiredis-dev; Fedora: hiredis-devel; Homebrew: hiredis")
   set(nlohmann_json "Debian and Ubuntu: nlohmann-json3-dev; Fedora: json-devel; Homebrew: nlohmann-json; pip: nlohmann-json")
+  set(utf8proc "Debian and Ubuntu: libutf8proc-dev; Fedora: utf8proc-devel; Homebrew: utf8proc")
   set(xxHash "Debian and Ubuntu: libxxhash-dev; Fedora: xxhash-devel; Homebrew: xxhash")
   message(FATAL_ERROR "${name} was not found, and ${required_by} needs it.\n"
                       "${${name}}.\n${ARGN}"
@@ -79,25 +80,32 @@ else()
   endif()
 endif()
 
-# ---- PCRE2: words of the tokenisers of the `kvcache` command ---------------------------------------------------------
+# ---- PCRE2 and utf8proc: words and normal forms of the tokenisers of the `kvcache` command ----------------------------
 
-# kvcache_pcre2(REQUIRED_BY): makes the target kvcache_pcre2. A system's package has no CMake files. From the archive where there is one:
-# then the command needs no libpcre2-8.so at run time.
-function(kvcache_pcre2 required_by)
-  if(TARGET kvcache_pcre2)
+# kvcache_c_library(TARGET PACKAGE HEADER LIBRARY REQUIRED_BY): makes the target of a library whose packages have no CMake files. From the
+# archive where there is one: then the command does not need the shared object at run time.
+function(kvcache_c_library target package header library required_by)
+  if(TARGET ${target})
     return()
   endif()
-  if(NOT CMAKE_DISABLE_FIND_PACKAGE_PCRE2)
-    find_path(KVCACHE_PCRE2_INCLUDE_DIR pcre2.h)
-    find_library(KVCACHE_PCRE2_LIBRARY NAMES libpcre2-8.a pcre2-8)
-    mark_as_advanced(KVCACHE_PCRE2_INCLUDE_DIR KVCACHE_PCRE2_LIBRARY)
+  string(TOUPPER KVCACHE_${package} prefix)
+  if(NOT CMAKE_DISABLE_FIND_PACKAGE_${package})
+    find_path(${prefix}_INCLUDE_DIR ${header})
+    find_library(${prefix}_LIBRARY NAMES lib${library}.a ${library})
+    mark_as_advanced(${prefix}_INCLUDE_DIR ${prefix}_LIBRARY)
   endif()
-  if(NOT KVCACHE_PCRE2_INCLUDE_DIR OR NOT KVCACHE_PCRE2_LIBRARY)
-    kvcache_is_missing(PCRE2 "${required_by}")
+  if(NOT ${prefix}_INCLUDE_DIR OR NOT ${prefix}_LIBRARY)
+    kvcache_is_missing(${package} "${required_by}")
   endif()
-  add_library(kvcache_pcre2 INTERFACE IMPORTED GLOBAL)
-  target_include_directories(kvcache_pcre2 INTERFACE "${KVCACHE_PCRE2_INCLUDE_DIR}")
-  target_link_libraries(kvcache_pcre2 INTERFACE "${KVCACHE_PCRE2_LIBRARY}")
+  add_library(${target} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(${target} INTERFACE "${${prefix}_INCLUDE_DIR}")
+  target_link_libraries(${target} INTERFACE "${${prefix}_LIBRARY}")
+endfunction()
+
+# Makes the targets kvcache_pcre2 and kvcache_utf8proc.
+function(kvcache_tokeniser_libraries required_by)
+  kvcache_c_library(kvcache_pcre2 PCRE2 pcre2.h pcre2-8 "${required_by}")
+  kvcache_c_library(kvcache_utf8proc utf8proc utf8proc.h utf8proc "${required_by}")
 endfunction()
 
 # ---- DLPack >= 1.0: structs of tensors ----------------------------------------------------------------------------

@@ -77,6 +77,7 @@ def refusals(scratch, environment):
         return " ".join(done.stderr.split())
     for package, debian, by in (("CLI11", "libcli11-dev", "the kvcache command (KVCACHE_BUILD_TOOLS)"),
                                 ("PCRE2", "libpcre2-dev", "the kvcache command (KVCACHE_BUILD_TOOLS)"),
+                                ("utf8proc", "libutf8proc-dev", "the kvcache command (KVCACHE_BUILD_TOOLS)"),
                                 ("OpenSSL", "libssl-dev", "the library"), ("nlohmann_json", "nlohmann-json3-dev", "the library"),
                                 ("xxHash", "libxxhash-dev", "the library")):
         said = refused(f"no_{package}", f"-DCMAKE_DISABLE_FIND_PACKAGE_{package}=ON", "-DKVCACHE_FETCH_HEADERS=OFF")

@@ -7,9 +7,11 @@ import tree
 ROW = re.compile(r"^\|(.+)\|(.+)\|$")
 CODE = re.compile(r"`([^`]+)`")
 
-# Identifiers and words that stay, each with the path below which it may stand: names of the public interface, words of mathematics.
+# Identifiers and words that stay, each with the path below which it may stand: names of the public interface and of other
+# libraries, words of mathematics.
 ALLOWED = {
     ("angles", "kernels/cuda/rope/sine_cosine.h"),
+    ("combining_class", "tools/tokeniser/normal_form.cc"),
 }
 CLAUSE = re.compile(r"\S\s*//\s*(that|who|what|of|for which|and)\b", re.IGNORECASE)
 FOLDERS = ("src", "kernels", "tools", "bench")

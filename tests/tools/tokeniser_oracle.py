@@ -5,14 +5,14 @@
 
 TOOLS_TEST is build/tests/tools_test. KIND and its oracle:
 
-    smollm, llama-bpe, qwen2    the `tokenizers` package with the file's tokens and merges, and the model's pattern
+    smollm, llama-bpe, qwen2    the `tokenizers` package with the file's tokens and merges, and the model's pattern; qwen2 with NFC
     llama, gemma                the `sentencepiece` package with the file's tokens and scores; gemma has no space before a text, and
                                 user-defined tokens of white space
 
 --model names a file of that kind. Without it a small vocabulary is trained on the texts of this repository and written with the `gguf`
 package. Special tokens of llama and gemma are divided off here, for their package knows none in a text. Texts have many scripts, digits, white space, emoji and special tokens; half of them are encoded with special tokens in the
-text, half without. Ids must be the same, and decoding must give the same bytes, but for bytes that the vocabulary has no token for, and
-but for U+2581, which `sentencepiece` makes a space.
+text, half without. Ids must be the same, and decoding must give the same bytes, but for bytes that the vocabulary has no token for,
+for texts of qwen2, which come back in the form NFC, and for U+2581, which `sentencepiece` makes a space.
 
 Classes of characters depend on the version of Unicode. Mismatches of texts with a character that is unassigned in this Python's Unicode
 are counted apart; with --assigned no such character is generated. Python 3.11 and PCRE2 10.42 both have Unicode 14.
@@ -56,6 +56,10 @@ DIGITS = "0123456789" * 3 + "٠٣٩०९๓৩０９²³½⅓ⅧⅫ①㊿〇零
 SPACES = " " * 12 + "\t\n\n\r\v\f\x85\xa0\u1680\u180e\u2003\u200b\u2028\u2029\u202f\u205f\u3000\ufeff"
 EMOJI = ["😀", "👍🏽", "👨‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪", "❤️", "1️⃣", "☕", "🧑🏿‍🚀", "⛔️"]
 MARKS = ["'s", "'T", "'re", "'LL", "'ſ", "’s", "'", "n't", "...", "!?", "—", "//", "/*", "</s>", "<s>", "<0x0A>", "{}", "();", "->", "e\u0301", "A\u030a"]
+# What normal forms change: marks out of order, jamo, ligatures, singletons, and compositions that are excluded.
+FORMS = ["e\u0301\u0323", "a\u0323\u0302\u0301", "\u1ed9\u0301", "\u1112\u1161\u11ab", "\uac00\u11a8", "\u1100\uac00", "\ufb01", "\ufb2a", "\u212b", "\u2126",
+         "\u212a", "\u0340", "\u0344", "\u0958", "\u0915\u093c", "\u0b47\u0b3e", "\u0cca\u0cd5", "\u2adc", "\uf900", "\u3099", "\u304b\u3099", "\u0301",
+         "\U0001d15e", "\U0001d157\U0001d165\U0001d16e", "\U000110b9\U000110ba", "\u1e9b\u0323", "<|im_end|>\u0338", "<tool_call>\u0338"]
 
 
 def texts_of_the_repository():
@@ -91,7 +95,7 @@ def text(draw, words, specials, only_assigned):
         elif kind < 0.86:
             parts.append(draw.choice(EMOJI))
         elif kind < 0.93:
-            parts.append(draw.choice(MARKS))
+            parts.append(draw.choice(draw.choice([MARKS, FORMS])))
         elif kind < 0.97:
             special = draw.choice(specials)
             parts.append(special if draw.random() < 0.8 else special[:-1])
@@ -104,6 +108,10 @@ def text(draw, words, specials, only_assigned):
         if draw.random() < 0.3:
             parts.append(" ")
     return "".join(parts)
+
+
+def alternatives(tokens):
+    return re.compile("(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)) if tokens else ["(?!)"]) + ")")
 
 
 class Bpe:
@@ -121,13 +129,20 @@ class Bpe:
         self.tokenizer.add_special_tokens([token for token, kind in zip(tokens, types) if kind == CONTROL])
         self.tokenizer.add_tokens([tokenizers.AddedToken(token, normalized=False) for token, kind in zip(tokens, types) if kind == USER])
         self.specials = [token for token, kind in zip(tokens, types) if kind in (CONTROL, USER)]
+        self.normalises = kind == "qwen2"
+        user_defined = [token for token, kind in zip(tokens, types) if kind == USER]
+        self.divide = [alternatives(user_defined), alternatives(self.specials)]
         self.missing = {byte for byte in range(256) if byte_character(byte) not in ids}
 
     def encode(self, given, parse_special):
         self.tokenizer.encode_special_tokens = not parse_special
         return self.tokenizer.encode(given, add_special_tokens=False).ids
 
-    def decoded(self, given):
+    def decoded(self, given, parse_special):
+        if self.normalises:
+            # Special tokens divide what is normalised.
+            divide = self.divide[parse_special]
+            given = "".join(unicodedata.normalize("NFC", part) for part in divide.split(given))
         return bytes(byte for byte in given.encode() if byte not in self.missing)
 
 
@@ -157,7 +172,7 @@ class SentencePiece:
         control = {token: number for number, (token, kind) in enumerate(zip(tokens, types)) if kind == CONTROL}
         self.specials = [*control, *(token for token, kind in zip(tokens, types) if kind == USER)]
         self.control = control
-        self.divide = re.compile("(" + "|".join(map(re.escape, sorted(control, key=len, reverse=True))) + ")")
+        self.divide = alternatives(control)
 
     def encode(self, given, parse_special):
         ids = []
@@ -165,7 +180,7 @@ class SentencePiece:
             ids += [self.control[part]] if index % 2 else self.processor.encode(part)
         return ids
 
-    def decoded(self, given):
+    def decoded(self, given, parse_special):
         return given.replace("\u2581", " ").encode()
 
 
@@ -195,6 +210,8 @@ def byte_character(byte):
 def tokenizer_of(kind, model):
     made = tokenizers.Tokenizer(model)
     pre = tokenizers.pre_tokenizers
+    if kind == "qwen2":
+        made.normalizer = tokenizers.normalizers.NFC()
     if kind == "smollm":
         made.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(add_prefix_space=False, use_regex=True)])
     else:
@@ -278,7 +295,7 @@ def main():
         for (content, parse_special), (ids, decoded) in zip(texts, ours(options.program, model, texts, folder)):
             expected = oracle.encode(content, parse_special)
             tokens += len(ids)
-            if ids == expected and decoded == oracle.decoded(content):
+            if ids == expected and decoded == oracle.decoded(content, parse_special):
                 continue
             new = [character for character in content if unicodedata.category(character) == "Cn"]
             unassigned.update(new)

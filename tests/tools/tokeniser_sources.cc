@@ -1,5 +1,6 @@
 // The tokenisers of the command, built into the test program.
 #include "tools/tokeniser/byte_level.cc"
+#include "tools/tokeniser/normal_form.cc"
 #include "tools/tokeniser/sentencepiece.cc"
 #include "tools/tokeniser/special_tokens.cc"
 #include "tools/tokeniser/tokeniser.cc"

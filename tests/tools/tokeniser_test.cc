@@ -17,11 +17,13 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/tools/gguf_writer.h"
 #include "tools/tokeniser/byte_level.h"
 #include "tools/tokeniser/merge.h"
+#include "tools/tokeniser/normal_form.h"
 #include "tools/tokeniser/sentencepiece.h"
 #include "tools/tokeniser/utf8.h"
 #include "tools/tokeniser/words.h"
@@ -131,6 +133,55 @@ TEST(Utf8, CharactersOfEveryLengthAreFoundAndNothingElse) {
        {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xe0\x9f\xbf", "\xed\xa0\x80", "\xf0\x8f\xbf\xbf",
         "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "\xe2\x82", "\xc2"})
     EXPECT_EQ(first_character(text), 0u) << testing::PrintToString(text);
+}
+
+// ---- Normal forms
+
+std::string nfc(const std::string& text) {
+  std::string storage;
+  return std::string(to_nfc(text, storage));
+}
+
+TEST(NormalForm, CharactersAreComposedInTheirOrder) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"", ""},
+      {"abc \u00e9 \u017f", "abc \u00e9 \u017f"},
+      {"e\u0301", "\u00e9"},
+      {"e\u0301\u0323", "\u1eb9\u0301"},               // Marks that are out of order.
+      {"\u00e9\u0323", "\u1eb9\u0301"},                // A composed character comes apart.
+      {"a\u0323\u0302", "\u1ead"},                     // Two marks.
+      {"\u0301e", "\u0301e"},                          // A mark without a character.
+      {"\u1112\u1161\u11ab", "\ud55c"},                // Jamo.
+      {"\uac00\u11a8", "\uac01"},                      // A syllable without its end.
+      {"\u1100\uac00", "\u1100\uac00"},                // No syllable.
+      {"\ufb01 \ufb2a", "\ufb01 \u05e9\u05c1"},        // Ligatures.
+      {"\u212b\u2126\u212a", "\u00c5\u03a9K"},         // Singletons.
+      {"\u0958 \u0344", "\u0915\u093c \u0308\u0301"},  // Not composed again.
+      {"\u304b\u3099\uf900", "\u304c\u8c48"},
+      {">\u0338", "\u226f"},
+      {"\U0001d15e", "\U0001d157\U0001d165"},
+  };
+  for (const auto& [given, expected] : cases) {
+    EXPECT_EQ(nfc(given), expected) << given;
+    EXPECT_EQ(nfc(expected), expected);
+    const std::string twice = std::string("x") + given + " y " + given + "z";
+    EXPECT_EQ(nfc(twice), std::string("x") + expected + " y " + expected + "z") << given;
+  }
+}
+
+TEST(NormalForm, ATextOfThatFormIsNotCopied) {
+  const std::string text = "\u00e9t\u00e9 \uac01 \u05e9\u05c1 \u4e00 \u226f \U0001f600";
+  std::string storage;
+  EXPECT_EQ(to_nfc(text, storage).data(), text.data());
+}
+
+TEST(NormalForm, ManyMarksOfOneCharacterAreSorted) {
+  constexpr int kMarks = 200000;
+  std::string text = "a", expected = "\u1ea1";
+  for (int i = 0; i < kMarks; ++i) text += "\u0301\u0323";
+  for (int i = 1; i < kMarks; ++i) expected += "\u0323";
+  for (int i = 0; i < kMarks; ++i) expected += "\u0301";
+  EXPECT_TRUE(nfc(text) == expected);
 }
 
 // ---- Words
@@ -254,6 +305,24 @@ TEST_F(Tokenisers, ControlTokensAreFoundOnlyOnRequest) {
   EXPECT_FALSE(tokeniser.is_control(tool));
 }
 
+TEST_F(Tokenisers, TextOfQwenIsNormalisedBetweenTokens) {
+  const std::string given = "e\u0301\u0323 <tool>\u0338 <|end|>\u0338 >\u0338 e\xff\u0301";
+  for (const std::string pre : {"smollm", "llama-bpe", "qwen2"}) {
+    Model model = byte_level(pre.c_str());
+    model.add("<tool>", kUserDefined);
+    const int32_t end = model.add("<|end|>", kControl);
+    const Tokeniser tokeniser = loaded(model);
+    const Ids found = tokeniser.encode(given, true), plain = tokeniser.encode(given, false);
+    EXPECT_EQ(std::count(found.begin(), found.end(), end), 1);
+    const bool normalises = pre == "qwen2";
+    EXPECT_EQ(tokeniser.decode(found),
+              normalises ? "\u1eb9\u0301 <tool>\u0338 <|end|>\u0338 \u226f e\xff\u0301" : given);
+    // What is no token here composes.
+    EXPECT_EQ(tokeniser.decode(plain),
+              normalises ? "\u1eb9\u0301 <tool>\u0338 <|end|\u226f \u226f e\xff\u0301" : given);
+  }
+}
+
 TEST_F(Tokenisers, APromptBeginsAsTheFileSays) {
   Model model = byte_level("smollm");
   EXPECT_EQ(loaded(model).bos(), std::nullopt);
@@ -322,7 +391,9 @@ TEST_F(Tokenisers, RandomTextsComeBack) {
     model.add("\u2581\u2581", kUserDefined);
     const Tokeniser tokeniser = loaded(model);
     for (int round = 0; round < 2000; ++round) {
-      const std::string text = random_text(random, round % 2 == 0);
+      std::string text = random_text(random, round % 2 == 0);
+      // Texts of qwen2 come back in their normal form, which stays as it is.
+      if (model.pre == "qwen2") text = tokeniser.decode(tokeniser.encode(text, true));
       const Ids ids = tokeniser.encode(text, true);
       ASSERT_EQ(tokeniser.decode(ids), text) << pre << " " << round;
       std::string joined;

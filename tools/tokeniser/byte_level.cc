@@ -3,6 +3,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "tools/tokeniser/normal_form.h"
 #include "tools/tokeniser/utf8.h"
 
 namespace kvc::tokeniser {
@@ -132,17 +133,20 @@ void ByteLevelEncoder::encode(std::string_view text, std::vector<int32_t>& ids) 
 
 void ByteLevelEncoder::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
   std::vector<std::string_view> words;
+  std::string normalised;
+  Merging merging;
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t bytes = character_bytes(text, at);
     at += bytes;
     if (bytes > 0 && at < text.size()) continue;
-    pattern_.split(text.substr(begin, at - begin), words);
+    const std::string_view stretch = text.substr(begin, at - begin);
+    words.clear();
+    pattern_.split(pattern_.normalises() ? to_nfc(stretch, normalised) : stretch, words);
     if (bytes == 0) words.push_back(text.substr(at++, 1));
     begin = at;
+    for (const std::string_view word : words) encode_word(word, merging, ids);
   }
-  Merging merging;
-  for (const std::string_view word : words) encode_word(word, merging, ids);
 }
 
 size_t ByteLevelEncoder::encode_word(std::string_view word, Merging& merging,

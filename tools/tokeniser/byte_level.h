@@ -5,6 +5,9 @@
 // A vocabulary may lack bytes that its training text did not have, such as control characters.
 // These are left out of a text, as by the `tokenizers` package and llama.cpp. A file that lacks a
 // byte of common text is refused.
+//
+// Text for qwen2 is brought into Unicode's form NFC, as by the `tokenizers` package. Special tokens
+// are found before, and each stretch between two of them is normalised alone.
 #pragma once
 
 #include <array>

@@ -2,11 +2,10 @@
 // vocabulary. Each kind of vocabulary has an Encoder (encoder.h).
 //
 //  * A text comes back byte for byte: decode(encode(text)) is the text. Exceptions: bytes that the
-//    vocabulary has no token for (byte_level.h), and U+2581 (sentencepiece.h).
+//    vocabulary has no token for (byte_level.h), U+2581 (sentencepiece.h), and text for Qwen2,
+//    which comes back in Unicode's form NFC (byte_level.h).
 //  * A text need not be UTF-8. Each byte that is no part of a character is encoded alone, as that
 //    byte.
-//  * Text is not normalised. The `tokenizers` package brings text for Qwen2 into Unicode's form NFC
-//    first. A text in another form has other ids here, which come back as the same bytes.
 //
 // Functions are const and may be called by several threads at once.
 #pragma once

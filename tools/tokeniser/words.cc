@@ -16,7 +16,7 @@ namespace {
 struct Pre {
   std::string_view name;
   std::string_view pattern;
-  bool keeps_whole_words;
+  bool keeps_whole_words, normalises;
 };
 
 // `\s` stands for the members of kWhiteSpace and is always within brackets. Every character begins
@@ -26,15 +26,15 @@ constexpr Pre kPres[] = {
     // and white space before one is at the end of its text.
     {"smollm",
      R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|[\s]+(?![^\s\p{N}])|[\s]+)",
-     false},
+     false, false},
     {"llama-bpe",
      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|)"
      R"( ?[^\s\p{L}\p{N}]+[\r\n]*|[\s]*[\r\n]+|[\s]+(?![^\s])|[\s]+)",
-     true},
+     true, false},
     {"qwen2",
      R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|)"
      R"( ?[^\s\p{L}\p{N}]+[\r\n]*|[\s]*[\r\n]+|[\s]+(?![^\s])|[\s]+)",
-     false},
+     false, true},
 };
 
 // Unicode's property White_Space. PCRE2's own class also has U+180E.
@@ -120,7 +120,8 @@ class WordPattern::Code {
 
 WordPattern::WordPattern(std::string_view pre)
     : code_(std::make_unique<Code>(with_white_space(pre_of(pre).pattern))),
-      keeps_whole_words_(pre_of(pre).keeps_whole_words) {}
+      keeps_whole_words_(pre_of(pre).keeps_whole_words),
+      normalises_(pre_of(pre).normalises) {}
 
 WordPattern::~WordPattern() = default;
 

@@ -19,11 +19,13 @@ class WordPattern {
   void split(std::string_view text, std::vector<std::string_view>& words) const;
   // Whether a word with a token of its own is that token, whatever the merges make of it.
   bool keeps_whole_words() const { return keeps_whole_words_; }
+  // Whether text is brought into Unicode's form NFC before it is divided.
+  bool normalises() const { return normalises_; }
 
  private:
   class Code;
   std::unique_ptr<const Code> code_;
-  bool keeps_whole_words_ = false;
+  bool keeps_whole_words_ = false, normalises_ = false;
 };
 
 }  // namespace kvc::tokeniser
