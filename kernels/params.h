@@ -153,7 +153,7 @@ struct AttnSequence {
   const int32_t* key_positions;  // Nullable, per key: absolute positions; else key_position + k.
   int64_t k_rotation_index;      // Which of AttnParams::k_rotations turns its keys.
   // Nullable: turns its keys in place of that, except in items with sink_part, by row
-  // key - own_rotation_begin. CPU only.
+  // key - own_rotation_begin, from k_rotations[0].begin on. CPU only.
   const Rotation* own_k_rotation;
   int64_t own_rotation_begin;
   // Keys before it meet q that is rotated by sink_q_rotation: a chunk of keys ends there. CPU only.

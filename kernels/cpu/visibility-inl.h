@@ -15,12 +15,12 @@ namespace {
 struct KeyRotation {
   const AttnSequence& sequence;
   const bool by_key;
-  const Rotation& rotation;
+  const Rotation rotation;  // Own rotations serve layers that rotate other elements, too.
 
   KeyRotation(const AttnParams& params, const AttnItem& item)
       : sequence(params.sequences[item.sequence]),
         by_key(sequence.own_k_rotation != nullptr && item.sink_part == 0),
-        rotation(by_key ? *sequence.own_k_rotation
+        rotation(by_key ? sequence.own_k_rotation->from(params.k_rotations[0].begin)
                         : params.k_rotations[sequence.k_rotation_index]) {}
   bool rotates() const { return rotation.rotary_dim > 0; }
   int64_t row_of(int64_t key) const {

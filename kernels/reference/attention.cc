@@ -64,8 +64,8 @@ struct QueryRow {
   double score(int64_t key) const {
     const std::byte* k = row_of(params.k, key);
     const bool by_key = sequence.own_k_rotation != nullptr && item.sink_part == 0;
-    const Rotation& rotation =
-        by_key ? *sequence.own_k_rotation : params.k_rotations[sequence.k_rotation_index];
+    const Rotation rotation = by_key ? sequence.own_k_rotation->from(params.k_rotations[0].begin)
+                                     : params.k_rotations[sequence.k_rotation_index];
     const int64_t rotation_row = by_key ? key - sequence.own_rotation_begin : position_of(key);
     double s = 0;
     for (int64_t d = 0; d < params.k_dim; ++d)

@@ -87,6 +87,44 @@ TEST_F(Mla, RotatesWhatFollowsTheLatent) {
   }
 }
 
+// Far from position 0 a sequence has a table of its own for keys that are rotated on read. Moved
+// together, tokens keep their distances, and results stay what they were.
+TEST_F(Mla, RotatesWhatFollowsTheLatentFarFromPositionZero) {
+  const kvc_rope rope = rope_of(KVC_ROPE_ON_READ);
+  kvc_layer layer = mla_layer(6);
+  layer.rope = &rope;
+  const kvc_attn_opt opt = scaled();
+  HostTensor q(Elem::kF32, {4, kHeads, 6}), k(Elem::kF32, {4, kHeads, 6}),
+      v(Elem::kF32, {4, kHeads, 6});
+  Random random(5);
+  for (HostTensor* tensor : {&q, &k, &v}) tensor->fill_random(random);
+  for (const kvc_cpu_isa isa : {KVC_CPU_ISA_AUTO, KVC_CPU_ISA_SCALAR, KVC_CPU_ISA_REFERENCE}) {
+    HostTensor absorbed[2] = {{Elem::kF32, {4, kHeads, kRank}}, {Elem::kF32, {4, kHeads, kRank}}},
+               ragged[2] = {{Elem::kF32, {4, kHeads, 6}}, {Elem::kF32, {4, kHeads, 6}}};
+    for (const int far : {0, 1}) {
+      Net net({layer});
+      net.config.cpu_isa = isa;
+      Cache cache(net.config);
+      ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+      ASSERT_EQ(cache.begin({1}, {5}), KVC_OK);
+      Rows first(tokens_.k, 0, 5), next(tokens_.k, 5, 4), query(tokens_.q, 5, 4);
+      ASSERT_EQ(kvc_mla_append(cache.forward, 0, first.dl(), nullptr), KVC_OK);
+      cache.finish();
+      ASSERT_EQ(kvc_seq_shift(cache.get(), 1, 0, 0, far * 100000, nullptr), KVC_OK);
+      ASSERT_EQ(cache.begin({1}, {4}), KVC_OK);
+      ASSERT_EQ(kvc_attn(cache.forward, 0, &opt, query.dl(), next.dl(), nullptr, absorbed[far].dl(),
+                         nullptr, nullptr),
+                KVC_OK);
+      ASSERT_EQ(kvc_attn_self(cache.forward, 0, &opt, q.dl(), k.dl(), v.dl(), ragged[far].dl(),
+                              nullptr, nullptr),
+                KVC_OK);
+      cache.finish();
+    }
+    EXPECT_LE(largest_difference(absorbed[0], absorbed[1]), 1e-5) << "isa " << isa;
+    EXPECT_LE(largest_difference(ragged[0], ragged[1]), 1e-5) << "isa " << isa;
+  }
+}
+
 TEST_F(Mla, RaggedFormAttendsAmongTheNewTokens) {
   Tokens heads(4, 8, kHeads, 6, 6);
   HostTensor k(Elem::kF32, {4, kHeads, 6}), v(Elem::kF32, {4, kHeads, 6}),
