@@ -89,16 +89,28 @@ int64_t spare_pages_of(const BatchEntry& entry, const Batch::Context& context) {
             ll(std::min(longest, longest_in_pool(entry, context))));
 }
 
-void check_fits(const BatchEntry& entry, const Batch::Context& context) {
+// Tokens of the sequence with the deepest path of its tree. `parents` of the new nodes; null: taken
+// for roots.
+int64_t longest_path(const BatchEntry& entry, const int32_t* parents) {
+  std::vector<int32_t> depths = entry.sequence->tree.depths;
+  depths.resize(static_cast<size_t>(entry.old_nodes), 0);
+  for (int64_t i = 0; i < entry.append_length; ++i)
+    depths.push_back(parents == nullptr || parents[i] < 0 ? 0 : depths[parents[i]] + 1);
+  return entry.old_length + 1 + *std::max_element(depths.begin(), depths.end());
+}
+
+void check_fits(const BatchEntry& entry, const Batch::Context& context, const int32_t* parents) {
   const Sequence& sequence = *entry.sequence;
   const Spec& spec = context.plan.spec();
   const int64_t longest = spec.max_seq_len == 0 ? kMaxSequenceLength : spec.max_seq_len;
   const int64_t last_position = sequence.next_position() + entry.old_nodes + entry.append_length;
-  if (entry.new_length() > longest || last_position > kMaxSequenceLength) {
+  const bool is_tree = entry.is_tree || entry.old_nodes != 0;
+  if (last_position > kMaxSequenceLength ||
+      (entry.new_length() > longest && (!is_tree || longest_path(entry, parents) > longest))) {
     fail_with(KVC_E_NEVER_FITS, sequence.id,
-              "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld",
+              "sequence %lld with %lld tokens can't take %lld more%s: the longest possible is %lld",
               ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
-              ll(longest));
+              is_tree ? " in such a tree" : "", ll(longest));
   }
   if (!entry.changes_no_table()) check_pages(entry, context, longest);
 }
@@ -251,11 +263,11 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
                         .is_tree = false,
                         .new_state = kInitialState});
     BatchEntry& entry = entries->back();
-    check_tree(spec,
-               request.tree_parents == nullptr ? nullptr : request.tree_parents + entry.row_begin,
-               request.may_extend_trees, entry);
+    const int32_t* parents =
+        request.tree_parents == nullptr ? nullptr : request.tree_parents + entry.row_begin;
+    check_tree(spec, parents, request.may_extend_trees, entry);
     if (request.cross_lengths != nullptr) check_cross(spec, request.cross_lengths[i], entry);
-    check_fits(entry, context);
+    check_fits(entry, context, parents);
     cross_rows += entry.cross_length;
   }
   if (rows > max_rows) {

@@ -51,6 +51,48 @@ void run_forward(Cache& cache, const Request& request, Streams& streams, int64_t
   cache.finish();
 }
 
+// What a tree may grow to at most is its deepest path: fixed trees of many nodes serve to the end.
+TEST(Tree, ItsDeepestPathCountsAgainstTheLongestSequence) {
+  Net net({attention_layer()}, 64);
+  net.config.max_seq_len = 16;
+  Cache cache(net.config);
+  add_tokens(cache, 1, 14);
+  const auto begin = [&](std::vector<int32_t> parents) {
+    return [&cache, parents](kvc_error* err) {
+      Request request{{1}, {static_cast<int64_t>(parents.size())}};
+      request.parents = parents;
+      return cache.begin_with(request, err);
+    };
+  };
+  const auto append = [&](int64_t rows) {
+    Tokens tokens(rows);
+    ASSERT_EQ(kvc_kv_append(cache.forward, 0, tokens.k.dl(), tokens.v.dl(), nullptr), KVC_OK);
+    cache.finish();
+  };
+  expect_refused(cache, KVC_E_NEVER_FITS, {"sequence 1 with 14 tokens", "3 more", "longest", "16"},
+                 begin({-1, 0, 1}));
+  expect_refused(cache, KVC_E_NEVER_FITS, {"8 more"}, begin({-1, -1, 0, 0, 1, 1, 5, -1}));
+  expect_ok(begin({-1, -1, 0, 0, 1, 1, -1, 6}));  // Eight nodes, two deep.
+  append(8);
+  int64_t missing = -1;
+  const kvc_seq seq = 1;
+  const int64_t more = 3;
+  EXPECT_EQ(kvc_seq_can_append(cache.get(), 1, &seq, &more, &missing, nullptr), KVC_OK);
+  expect_refused(cache, KVC_E_NEVER_FITS, {"1 more"}, begin({7}));
+  expect_ok(begin({6, -1, 9}));
+  append(3);
+  const int32_t leaf = 10;
+  ASSERT_EQ(kvc_tree_commit(cache.get(), 1, &seq, &leaf, nullptr, nullptr), KVC_OK);
+  EXPECT_EQ(length_of(cache, 1), 16);
+  EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
+  EXPECT_EQ(kvc_seq_can_append(cache.get(), 1, &seq, &more, &missing, nullptr), KVC_E_NEVER_FITS);
+  expect_refused(cache, KVC_E_NEVER_FITS, {"sequence 1 with 16 tokens"}, begin({-1}));
+  ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 1, nullptr), KVC_OK);
+  expect_refused(cache, KVC_E_NEVER_FITS, {"2 more", "16"}, begin({-2, -2}));
+  expect_ok(begin(std::vector<int32_t>(40, -1)));
+  ASSERT_EQ(kvc_forward_abort(cache.forward, nullptr), KVC_OK);
+}
+
 TEST(Tree, FourRoundsOfCommitsEqualThePlainSequence) {
   const TreeNet layers;
   Net net(layers.layers, 64);

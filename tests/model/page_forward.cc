@@ -66,8 +66,23 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
                     KVC_E_UNSUPPORTED);
     expected.also(is_tree && nodes + rows > KVC_MAX_TREE_NODES, KVC_E_OUT_OF_RANGE);
     expected.also(is_plain && nodes > 0 && !any_kind, KVC_E_INVALID_STATE);
-    if (exists(seqs[i]) && limits_.max_seq_len != 0)
-      expected.also(lengths[i] > limits_.max_seq_len - at(seqs[i]).slots(), KVC_E_NEVER_FITS);
+    if (exists(seqs[i]) && limits_.max_seq_len != 0) {
+      // Of a tree the deepest path counts; a question about one that is there takes new nodes for
+      // roots.
+      int64_t deepest = is_tree || nodes > 0 ? 1 : lengths[i];
+      if (is_tree || nodes > 0) {
+        std::vector<int64_t> depths;
+        const auto add = [&](int64_t parent) {
+          const bool is_root = parent < 0 || parent >= static_cast<int64_t>(depths.size());
+          depths.push_back(is_root ? 1 : depths[static_cast<size_t>(parent)] + 1);
+          deepest = std::max(deepest, depths.back());
+        };
+        for (const int32_t parent : at(seqs[i]).parents) add(parent);
+        for (int64_t r = 0; is_tree && r < rows && tokens + r < std::ssize(parents); ++r)
+          add(parents[static_cast<size_t>(tokens + r)]);
+      }
+      expected.also(deepest > limits_.max_seq_len - at(seqs[i]).length, KVC_E_NEVER_FITS);
+    }
     tokens += rows;
     if (cross.empty()) continue;
     expected.also(cross[i] < 0, KVC_E_OUT_OF_RANGE);

@@ -180,7 +180,11 @@ void PrefixRun::write_content() {
         const int32_t page =
             sequences_.at(entry.seq).tables[g].at(static_cast<size_t>(slot / page_size));
         if (page < 0) mismatch("a new token of sequence %lld has no page", ll(entry.seq));
-        content_of(page, g).history.at(static_cast<size_t>(slot % page_size)) = entry.history[i];
+        Content& content = content_of(page, g);
+        // A hit of which nothing is visible had its page fresh.
+        if (content.group != static_cast<int>(g))
+          content = {static_cast<int>(g), std::vector<int>(static_cast<size_t>(page_size), -1)};
+        content.history.at(static_cast<size_t>(slot % page_size)) = entry.history[i];
       }
     }
   }

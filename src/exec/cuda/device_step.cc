@@ -122,7 +122,10 @@ DeviceStep::DeviceStep(const Plan& plan, DevicePages* pages, const Gpu* device)
               .slots = spec.max_seqs,
               .table_entries = std::vector<int64_t>(spec.groups.size(), 0)};
   for (size_t group = 0; group < spec.groups.size(); ++group) {
-    const int64_t length = spec.groups[group].is_cross ? spec.max_cross_len : spec.max_seq_len;
+    const bool is_cross = spec.groups[group].is_cross;
+    int64_t length = is_cross ? spec.max_cross_len : spec.max_seq_len;
+    // A tree may have many nodes behind the longest sequence's last token but one.
+    if (!is_cross && length != 0 && !spec.has_states()) length += KVC_MAX_TREE_NODES;
     needs.table_entries[group] = ceil_div(length, spec.groups[group].page_size);
   }
   grow(needs, stream.get());
