@@ -16,6 +16,9 @@ type LoadOptions struct {
 	ModelID string  // the name that the file was saved with; "": any
 	Convert bool    // rows and states of other float types are converted
 	Stream  uintptr // a CUDA stream; 0: the legacy default stream
+	// NoPublish: the prefix index gets nothing of the sequences, and shares no page with them: for files of other
+	// weights.
+	NoPublish bool
 }
 
 // cText copies text for C, which would take what stands before a NUL byte for the whole: such a text is refused. The
@@ -117,6 +120,9 @@ func (c *Cache) load(path *C.char, file []byte, options LoadOptions, seqs []int6
 	var flags C.uint64_t
 	if options.Convert {
 		flags |= C.KVC_LOAD_CONVERT
+	}
+	if options.NoPublish {
+		flags |= C.KVC_LOAD_NO_PUBLISH
 	}
 	data, size := memory(path, file)
 	return failure(C.shim_seq_load(c.lib.api, c.h, path, data, size, model, flags, C.size_t(len(seqs)), i64s(seqs),

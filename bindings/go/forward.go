@@ -30,6 +30,8 @@ type Batch struct {
 	// Partial: the forward may end without K and V in every layer, and publishes nothing. Without it End
 	// refuses that where the library alone writes the pool.
 	Partial bool
+	// WholeSpans: spans that end behind the tokens of their sequence are refused, not cut there.
+	WholeSpans bool
 }
 
 const (
@@ -93,6 +95,9 @@ func (c *Cache) Begin(batch *Batch) (*Forward, error) {
 	}
 	if batch.Partial {
 		flags |= C.KVC_FORWARD_PARTIAL
+	}
+	if batch.WholeSpans {
+		flags |= C.KVC_FORWARD_WHOLE_SPANS
 	}
 	failed := C.shim_forward_begin(c.lib.api, c.h, C.size_t(len(batch.Seqs)), i64s(batch.Seqs), i64s(batch.Lengths),
 		i32s(batch.TreeParents), i32s(batch.Tokens), batch.Positions.d(), batch.Positions.p(),

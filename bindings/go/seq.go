@@ -81,6 +81,15 @@ func (c *Cache) CheckpointState(seq int64) error {
 	return failure(C.shim_state_checkpoint(c.lib.api, c.h, C.int64_t(seq)))
 }
 
+// ReleaseCheckpoint gives up the checkpoint at pos: its state slot serves others.
+func (c *Cache) ReleaseCheckpoint(seq, pos int64) error {
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	return failure(C.shim_state_checkpoint_release(c.lib.api, c.h, C.int64_t(seq), C.int64_t(pos)))
+}
+
 // CommitTree accepts a path of each sequence's token tree: root to leaves[i] becomes committed tokens; leaf
 // -1 keeps nothing.
 func (c *Cache) CommitTree(seqs []int64, leaves []int32) error {
@@ -166,8 +175,8 @@ const (
 	OpShift SeqOp = C.KVC_SEQ_SHIFT // drop [pos, pos + 1) and close the gap
 )
 
-// Can gives the nearest position where the sequence could be forked, popped back to or shifted: pos itself
-// when it could, -1 when it could nowhere. pos -1 is its end.
+// Can gives the nearest position at or below pos where the sequence could be forked, popped back to or shifted:
+// pos itself when it could, -1 when there is none. pos -1 is its end.
 func (c *Cache) Can(seq int64, op SeqOp, pos int64) (nearest int64, err error) {
 	if err := c.look(); err != nil {
 		return 0, err
@@ -176,6 +185,17 @@ func (c *Cache) Can(seq int64, op SeqOp, pos int64) (nearest int64, err error) {
 	var out C.int64_t
 	err = failure(C.shim_seq_can(c.lib.api, c.h, C.int64_t(seq), C.int32_t(op), C.int64_t(pos), &out))
 	return int64(out), err
+}
+
+// Positions gives the nearest positions at or below pos and at or above it, as Can means them; -1: none.
+func (c *Cache) Positions(seq int64, op SeqOp, pos int64) (below, above int64, err error) {
+	if err := c.look(); err != nil {
+		return 0, 0, err
+	}
+	defer c.mu.RUnlock()
+	var low, high C.int64_t
+	err = failure(C.shim_seq_positions(c.lib.api, c.h, C.int64_t(seq), C.int32_t(op), C.int64_t(pos), &low, &high))
+	return int64(low), int64(high), err
 }
 
 // i64s and i32s lend a slice to C for one call.

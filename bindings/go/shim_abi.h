@@ -360,6 +360,20 @@ static inline kvc_error *shim_cache_trim(uintptr_t api, uintptr_t cache, uint64_
   const kvc_status status = SHIM_API(api)->cache_trim((kvc_cache *)cache, out_released, &err);
   return shim_result(status, &err);
 }
+static inline kvc_error *shim_seq_positions(uintptr_t api, uintptr_t cache, int64_t seq, int32_t op,
+                                            int64_t pos, int64_t *out_below, int64_t *out_above) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->seq_positions((kvc_cache *)cache, seq, op, pos,
+                                                         out_below, out_above, &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_state_checkpoint_release(uintptr_t api, uintptr_t cache, int64_t seq,
+                                                       int64_t pos) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->state_checkpoint_release((kvc_cache *)cache, seq, pos,
+                                                                    &err);
+  return shim_result(status, &err);
+}
 /* clang-format on */
 
 #endif /* KVCACHE_GO_SHIM_ABI_H_ */

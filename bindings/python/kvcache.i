@@ -136,6 +136,8 @@
 %number_out(int64_t, out_length, PyLong_FromLongLong)
 %number_out(int64_t, out_missing_pages, PyLong_FromLongLong)
 %number_out(int64_t, out_nearest, PyLong_FromLongLong)
+%number_out(int64_t, out_below, PyLong_FromLongLong)
+%number_out(int64_t, out_above, PyLong_FromLongLong)
 %number_out(int64_t, out_freed, PyLong_FromLongLong)
 %number_out(uint64_t, out_number, PyLong_FromUnsignedLongLong)
 %number_out(uint64_t, out_saturated, PyLong_FromUnsignedLongLong)

@@ -156,7 +156,7 @@ int64_t LayerCall::num_cross_rows() const { return core_.forward.batch().num_cro
 int64_t LayerCall::max_num_keys() const { return core_.forward.batch().longest(is_cross()); }
 
 void LayerCall::read_spans(const DLTensor* spans, std::vector<Span>* out) const {
-  kvc::read_spans(spans, core_.forward.batch(), out);
+  kvc::read_spans(spans, core_.forward.batch(), core_.forward.has_whole_spans(), out);
 }
 
 // Rows that the host's own kernels write are not known of.
@@ -310,8 +310,8 @@ class RowClearer {
 
 }  // namespace
 
-kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions given, bool is_replay,
-                                 bool is_partial, CallStream stream) {
+kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions given,
+                                 const ForwardFlags& flags, CallStream stream) {
   if (core_.forward.is_open())
     fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
          core_.forward.batch().entries().size());
@@ -328,12 +328,12 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
   // Every refusal comes before a block is evicted or a checkpoint given up: nothing brings those
   // back.
   const ForwardMode mode{.has_positions = given.num_position_rows != 0,
-                         .is_replay = is_replay,
-                         .needs_rows = core_.writes_pool_alone() && !is_partial};
+                         .is_replay = flags.is_replay,
+                         .needs_rows = core_.writes_pool_alone() && !flags.is_partial};
   std::optional<RowClearer> clearer;
   try {
     core_.engine->check_begin(batch, mode, stream);
-    if (is_partial && core_.writes_pool_alone() && !core_.spec().is_on_gpu())
+    if (flags.is_partial && core_.writes_pool_alone() && !core_.spec().is_on_gpu())
       clearer.emplace(core_);
   } catch (...) {
     batch.discard();
@@ -341,7 +341,7 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
   }
   batch.begin(request, *core_.plan, core_.sequences, core_.allocator, core_.states, core_.index,
               stream);
-  core_.forward.opened(std::move(given), is_partial);
+  core_.forward.opened(std::move(given), flags);
   try {
     core_.engine->begin(core_.forward, mode, stream);
   } catch (...) {
@@ -390,7 +390,7 @@ void CacheForward::abort() {
 
 void CacheForward::reserve(kvc_seq seq, int64_t num_tokens) {
   const BatchRequest request{.num_seqs = 1, .seqs = &seq, .append_lengths = &num_tokens};
-  (void)begin(request, {}, false, true, kOwnStream);
+  (void)begin(request, {}, {.is_partial = true}, kOwnStream);
   end();
 }
 

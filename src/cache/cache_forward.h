@@ -148,10 +148,8 @@ class CacheForward {
   // Borrows both. A handle that begin() returns leads to `cache`.
   CacheForward(Cache* cache, CacheCore& core) : core_(core), handle_(cache) {}
 
-  // `is_replay`: a graph that was captured before is launched for it (KVC_FORWARD_REPLAY);
-  // `is_partial`: it may end without K and V in every layer (KVC_FORWARD_PARTIAL).
-  kvc_forward* begin(const BatchRequest& request, GivenPositions given, bool is_replay,
-                     bool is_partial, CallStream stream);
+  kvc_forward* begin(const BatchRequest& request, GivenPositions given, const ForwardFlags& flags,
+                     CallStream stream);
   // Throws INVALID_STATE naming the layers that had to be written and were not.
   void end();
   void abort();

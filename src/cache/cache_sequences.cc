@@ -47,6 +47,16 @@ void CacheSequences::checkpoint(kvc_seq id) {
   if (num_blocks != 0) core_.publisher.publish_state(sequence, kOwnStream);
 }
 
+void CacheSequences::release_checkpoint(kvc_seq id, int64_t position) {
+  Sequence& sequence = core_.sequences.get_idle(id, "give up a checkpoint of");
+  check_on_device(sequence, "give up a checkpoint of");
+  if (!core_.states.is_used())
+    fail_with(KVC_E_UNSUPPORTED, id,
+              "a checkpoint of sequence %lld: no layer is of kind STATE (%d)", ll(id),
+              KVC_LAYER_STATE);
+  core_.sequences.checkpoints().release(sequence, position);
+}
+
 void CacheSequences::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves,
                                   CallStream stream) {
   kvc::commit_trees(core_, num_seqs, seqs, leaves, stream);
@@ -110,7 +120,7 @@ int64_t CacheSequences::missing_pages(const BatchRequest& request) const {
   return Batch::missing(needed, context).total();
 }
 
-int64_t CacheSequences::nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const {
+Neighbours CacheSequences::positions(kvc_seq id, kvc_seq_op op, int64_t position) const {
   const Sequence& sequence = core_.sequences.get(id);
   if (op < KVC_SEQ_FORK || op > KVC_SEQ_SHIFT) {
     fail_with(KVC_E_UNSUPPORTED, op,
@@ -121,9 +131,9 @@ int64_t CacheSequences::nearest_position(kvc_seq id, kvc_seq_op op, int64_t posi
               ll(position));
   core_.sequences.get_settled(id, "fork, pop or shift");
   if (op != KVC_SEQ_SHIFT)
-    return core_.sequences.resume_points().nearest(
+    return core_.sequences.resume_points().around(
         sequence, position == -1 ? sequence.length : std::min(position, sequence.length));
-  return nearest_shift(core_, sequence, position);
+  return shifts_around(core_, sequence, position);
 }
 
 }  // namespace kvc

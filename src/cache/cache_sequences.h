@@ -28,6 +28,7 @@ class CacheSequences {
   // Keeps the state at the sequence's length. At the end of a block that the sequence has published
   // the prefix index gets the state too.
   void checkpoint(kvc_seq id);
+  void release_checkpoint(kvc_seq id, int64_t position);
   // See tree_commit.h.
   void commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves, CallStream stream);
 
@@ -37,8 +38,8 @@ class CacheSequences {
   std::vector<kvc_seq> sorted_ids() const;
   // Pages that a forward of this request would lack now.
   int64_t missing_pages(const BatchRequest& request) const;
-  // The nearest position to `position` at which `op` is possible; -1: none.
-  int64_t nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const;
+  // The positions around `position` at which `op` is possible.
+  Neighbours positions(kvc_seq id, kvc_seq_op op, int64_t position) const;
 
  private:
   CacheCore& core_;

@@ -473,8 +473,8 @@ void ContextShift::rotate_keys(const Turn& turn) noexcept {
 
 }  // namespace
 
-int64_t nearest_shift(const CacheCore& core, const Sequence& sequence, int64_t position) {
-  if (core.states.is_used() || sequence.length == 0) return -1;
+Neighbours shifts_around(const CacheCore& core, const Sequence& sequence, int64_t position) {
+  if (core.states.is_used() || sequence.length == 0) return {};
   const int64_t last = sequence.length - 1;
   const auto is_possible = [&](int64_t token) {
     for (size_t group = 0; group < sequence.tables.size(); ++group) {
@@ -484,22 +484,22 @@ int64_t nearest_shift(const CacheCore& core, const Sequence& sequence, int64_t p
     }
     return true;
   };
-  // No token follows the last one, so nothing moves.
-  if (!can_rotate_keys(core)) return is_possible(last) ? last : -1;
   const int64_t wanted = position == -1 ? last : std::min(position, last);
-  int64_t nearest = -1;
+  Neighbours found;
   const auto consider = [&](int64_t token) {
     if (token < 0 || token > last || !is_possible(token)) return;
-    const int64_t distance = std::abs(token - wanted), best = std::abs(nearest - wanted);
-    if (nearest == -1 || distance < best || (distance == best && token < nearest)) nearest = token;
+    if (token <= wanted) found.below = std::max(found.below, token);
+    if (token >= wanted) found.above = found.above == -1 ? token : std::min(found.above, token);
   };
+  // No token follows the last one, so nothing moves.
+  if (!can_rotate_keys(core)) return consider(last), found;
   consider(wanted);
   // Between what a table keeps and what it has dropped, all tokens are alike.
   for (const PageTable& table : sequence.tables) {
     for (const int64_t edge : {table.sink_kept, table.kept_begin, sequence.length})
       consider(edge - 1), consider(edge);
   }
-  return nearest;
+  return found;
 }
 
 void shift_tokens(CacheCore& core, kvc_seq id, int64_t begin, int64_t end, int64_t delta) {

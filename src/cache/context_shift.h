@@ -78,8 +78,7 @@ void rotate_copied_page(const CacheCore& core, int32_t local_layer, const KeyLea
 // or std::bad_alloc; nothing has changed then. What is enqueued afterwards does not throw.
 void shift_tokens(CacheCore& core, kvc_seq id, int64_t begin, int64_t end, int64_t delta);
 
-// The nearest position, ties to the smaller one, where one token could be taken out; -1: none.
-// `position` -1: the last token.
-int64_t nearest_shift(const CacheCore& core, const Sequence& sequence, int64_t position);
+// The tokens around `position` of which each could be taken out. `position` -1: the last token.
+Neighbours shifts_around(const CacheCore& core, const Sequence& sequence, int64_t position);
 
 }  // namespace kvc

@@ -290,17 +290,20 @@ void SequenceFiles::save(size_t num_seqs, const kvc_seq* seqs, const std::string
 }
 
 void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string& model_id,
-                         bool converts, ByteSource& source, CallStream stream) {
+                         const LoadFlags& flags, ByteSource& source, CallStream stream) {
   core_.require_storage("kvc_seq_load");
   core_.require_closed("load");
   ChunkReader reader(&source);
-  const StateFileImage image = read_description(reader);
+  StateFileImage image = read_description(reader);
   check_model(image, model_id, source.name());
   const std::unique_ptr<PageConversion> conversion =
-      conversion_of(core_, image, converts, source.name());
+      conversion_of(core_, image, flags.converts, source.name());
   const Layout& layout = core_.plan->layout();
   check_image(image, core_.spec(), conversion == nullptr ? layout : conversion->layout());
   check_new_ids(core_, num_seqs, seqs, image.sequences.size());
+  for (SequenceImage& sequence : image.sequences) {
+    if (!flags.publishes) sequence.history.diverge();
+  }
 
   const std::vector<PageId> known = pages_of_index(core_, image);
   std::vector<PageId> shared;  // Distinct.

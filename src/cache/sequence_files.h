@@ -27,10 +27,14 @@ class SequenceFiles {
   // Complete on return. Throws Error or std::bad_alloc; a file is then as it was before.
   void save(size_t num_seqs, const kvc_seq* seqs, const std::string& model_id, ByteSink& sink,
             CallStream stream) const;
-  // Adds the sequences of the file under these ids, in its order. `converts`: element types may
-  // differ. Complete on return. Throws Error or std::bad_alloc; nothing has changed then.
-  void load(size_t num_seqs, const kvc_seq* seqs, const std::string& model_id, bool converts,
-            ByteSource& source, CallStream stream);
+  struct LoadFlags {
+    bool converts = false;  // Element types may differ.
+    bool publishes = true;  // The prefix index gets their blocks, and gives those it has.
+  };
+  // Adds the sequences of the file under these ids, in its order. Complete on return. Throws Error
+  // or std::bad_alloc; nothing has changed then.
+  void load(size_t num_seqs, const kvc_seq* seqs, const std::string& model_id,
+            const LoadFlags& flags, ByteSource& source, CallStream stream);
 
  private:
   CacheCore& core_;

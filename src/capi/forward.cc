@@ -68,10 +68,11 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
     require(out, "out");
     const kvc_forward_desc read = kvc::read_struct(desc, "desc");
     kvc::refuse_extensions(read.ext, "desc");
-    if ((read.flags & ~uint64_t{KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL}) != 0) {
+    constexpr uint64_t kKnown = KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL | KVC_FORWARD_WHOLE_SPANS;
+    if ((read.flags & ~kKnown) != 0) {
       fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(read.flags),
-                "desc->flags = %llu is not supported: KVC_FORWARD_REPLAY (1) and "
-                "KVC_FORWARD_PARTIAL (2) are",
+                "desc->flags = %llu is not supported: KVC_FORWARD_REPLAY (1), KVC_FORWARD_PARTIAL "
+                "(2) and KVC_FORWARD_WHOLE_SPANS (4) are",
                 static_cast<unsigned long long>(read.flags));
     }
     const kvc::BatchRequest request{.num_seqs = read.num_seqs,
@@ -82,8 +83,10 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
                                     .tokens = read.tokens};
     call.enqueue_on(read.stream);
     *out = call->forward.begin(request, read_positions(call->spec(), read),
-                               (read.flags & KVC_FORWARD_REPLAY) != 0,
-                               (read.flags & KVC_FORWARD_PARTIAL) != 0, read.stream);
+                               {.is_replay = (read.flags & KVC_FORWARD_REPLAY) != 0,
+                                .is_partial = (read.flags & KVC_FORWARD_PARTIAL) != 0,
+                                .has_whole_spans = (read.flags & KVC_FORWARD_WHOLE_SPANS) != 0},
+                               read.stream);
   });
 }
 

@@ -105,6 +105,18 @@ kvc_status kvc_seq_can(const kvc_cache* cache, kvc_seq seq, kvc_seq_op op, int64
   return guard(err, [&] {
     const ReadCall call(cache);
     require(out_nearest, "out_nearest");
-    *out_nearest = call->sequences.nearest_position(seq, op, pos);
+    *out_nearest = call->sequences.positions(seq, op, pos).below;
+  });
+}
+
+kvc_status kvc_seq_positions(const kvc_cache* cache, kvc_seq seq, kvc_seq_op op, int64_t pos,
+                             int64_t* out_below, int64_t* out_above, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const ReadCall call(cache);
+    require(out_below, "out_below");
+    require(out_above, "out_above");
+    const kvc::Neighbours found = call->sequences.positions(seq, op, pos);
+    *out_below = found.below;
+    *out_above = found.above;
   });
 }

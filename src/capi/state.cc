@@ -36,6 +36,14 @@ kvc_status kvc_state_checkpoint(kvc_cache* cache, kvc_seq seq, kvc_error* err) n
   });
 }
 
+kvc_status kvc_state_checkpoint_release(kvc_cache* cache, kvc_seq seq, int64_t pos,
+                                        kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const CacheCall call(cache);
+    call->sequences.release_checkpoint(seq, pos);
+  });
+}
+
 namespace {
 
 [[noreturn]] void fail_rank(const StateCall& states, const char* expected) {

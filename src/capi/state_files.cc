@@ -45,7 +45,7 @@ std::string model_id_of(const char* model_id) {
 }
 
 std::unique_ptr<kvc::ByteSource> open_source(const kvc_load_desc& desc, bool may_use_threads) {
-  check_rest(desc.flags, KVC_LOAD_CONVERT, desc.ext);
+  check_rest(desc.flags, KVC_LOAD_CONVERT | KVC_LOAD_NO_PUBLISH, desc.ext);
   check_places(desc.path != nullptr, desc.data != nullptr, desc.read != nullptr, "read", false);
   if (desc.path != nullptr) {
     if (may_use_threads) return std::make_unique<kvc::ReadAhead>(desc.path);
@@ -113,7 +113,10 @@ kvc_status kvc_seq_load(kvc_cache* cache, const kvc_load_desc* desc, size_t n, c
     const bool may_use_threads = call->spec().num_threads != 1;
     const std::unique_ptr<kvc::ByteSource> source = open_source(from, may_use_threads);
     call.enqueue_on(stream);
-    call->files.load(n, seqs, model_id, (from.flags & KVC_LOAD_CONVERT) != 0, *source, stream);
+    call->files.load(n, seqs, model_id,
+                     {.converts = (from.flags & KVC_LOAD_CONVERT) != 0,
+                      .publishes = (from.flags & KVC_LOAD_NO_PUBLISH) == 0},
+                     *source, stream);
     call.finish();
   });
 }

@@ -117,7 +117,7 @@ void refuse_overlaps(const AttnUses& uses, const kvc_attn_opt& opt, const char* 
   if (opt.bias != nullptr) refuse(opt.bias, "bias", uses.num_rows, opt.bias->ndim - 2);
 }
 
-void read_spans(const DLTensor* spans, const Batch& batch, std::vector<Span>* out) {
+void read_spans(const DLTensor* spans, const Batch& batch, bool whole, std::vector<Span>* out) {
   out->clear();
   if (spans == nullptr) return;
   if (batch.has_trees())
@@ -137,6 +137,14 @@ void read_spans(const DLTensor* spans, const Batch& batch, std::vector<Span>* ou
       fail_with(KVC_E_OUT_OF_RANGE, span.end,
                 "opt.spans[%lld] = [%d, %d) out of range: expected 0 <= begin <= end",
                 static_cast<long long>(i), span.begin, span.end);
+    }
+    if (whole && span.end > entry.new_length()) {
+      fail_with(KVC_E_OUT_OF_RANGE, span.end,
+                "opt.spans[%lld] = [%d, %d) is cut: with this forward sequence %lld has %lld "
+                "tokens, and desc->flags had KVC_FORWARD_WHOLE_SPANS (%d)",
+                static_cast<long long>(i), span.begin, span.end,
+                static_cast<long long>(entry.sequence->id),
+                static_cast<long long>(entry.new_length()), KVC_FORWARD_WHOLE_SPANS);
     }
     if (!entry.sequence->segments.empty()) {
       fail_with(KVC_E_UNSUPPORTED, entry.sequence->id,

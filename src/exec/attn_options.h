@@ -57,6 +57,7 @@ struct AttnUses {
 void refuse_overlaps(const AttnUses& uses, const kvc_attn_opt& opt, const char* prefix = "opt.");
 
 // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status.
-void read_spans(const DLTensor* spans, const Batch& batch, std::vector<Span>* out);
+// `whole`: none may end behind the tokens of its sequence.
+void read_spans(const DLTensor* spans, const Batch& batch, bool whole, std::vector<Span>* out);
 
 }  // namespace kvc

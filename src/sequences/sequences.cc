@@ -47,6 +47,23 @@ void Checkpoints::take(Sequence& sequence) {
   states_->add_ref(sequence.state);
 }
 
+void Checkpoints::release(Sequence& sequence, int64_t position) {
+  std::vector<Checkpoint>& kept = sequence.checkpoints;
+  int64_t below = -1;
+  for (auto one = kept.begin(); one != kept.end() && one->position <= position; ++one) {
+    below = one->position;
+    if (below != position) continue;
+    states_->drop_ref(one->slot);
+    kept.erase(one);
+    return;
+  }
+  fail_with(KVC_E_NOT_FOUND, below,
+            "pos = %lld: sequence %lld of %lld tokens has no checkpoint there, its %zu begin at "
+            "%lld",
+            ll(position), ll(sequence.id), ll(sequence.length), kept.size(),
+            kept.empty() ? -1 : ll(kept.front().position));
+}
+
 int64_t Checkpoints::num_reclaimable() const {
   std::vector<int32_t> automatic(static_cast<size_t>(states_->num_slots()), 0);
   sequences_->for_each([&](const Sequence& sequence) {
@@ -423,37 +440,55 @@ int64_t ResumePoints::higher(const Sequence& sequence, int64_t position, int64_t
   return position;
 }
 
-int64_t ResumePoints::nearest(const Sequence& sequence, int64_t position, int64_t* looks) const {
+Neighbours ResumePoints::around(const Sequence& sequence, int64_t position, int64_t* looks) const {
   int64_t uncounted = 0;
   if (looks == nullptr) looks = &uncounted;
   if (!has_states_) {
     const int64_t below = lower(sequence, position, looks);
-    const int64_t above = higher(sequence, position, looks);
-    return position - below <= above - position ? below : above;
+    return {below, below == position ? below : higher(sequence, position, looks)};
   }
-  int64_t nearest = sequence.length;  // Positions without a checkpoint are not allowed.
+  Neighbours found{-1, sequence.length};  // Positions without a checkpoint are not allowed.
   const auto consider = [&](int64_t candidate) {
-    const int64_t distance = std::abs(candidate - position), best = std::abs(nearest - position);
+    const bool helps = candidate <= position ? candidate > found.below : candidate < found.above;
     ++*looks;
-    if ((distance < best || (distance == best && candidate < nearest)) &&
-        allows(sequence, candidate))
-      nearest = candidate;
+    if (!helps && candidate != position) return;
+    if (!allows(sequence, candidate)) return;
+    if (candidate <= position) found.below = candidate;
+    if (candidate >= position) found.above = candidate;
   };
   consider(0);
   for (const Checkpoint& checkpoint : sequence.checkpoints) consider(checkpoint.position);
-  return nearest;
+  if (position == sequence.length) consider(position);
+  return found;
+}
+
+std::string ResumePoints::reason(const Sequence& sequence, int64_t position) const {
+  std::string text;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const GroupSpec& spec = spec_->groups[group];
+    if (spec.is_cross || GroupView(spec, sequence, sequence.tables[group]).allows(position))
+      continue;
+    const int64_t own = spec.window != 0 ? spec.window : spec.chunk;
+    if (own == 0 || (sequence.window != 0 && sequence.window < own)) {
+      append_format(text, "its window of %lld tokens", ll(sequence.window));
+    } else {
+      append_format(text, "the %s of %lld tokens of layer group %zu",
+                    spec.window != 0 ? "window" : "chunk", ll(own), group);
+    }
+    return text + " has dropped what it needs there";
+  }
+  return "its state has no checkpoint there";
 }
 
 void ResumePoints::check(const Sequence& sequence, int64_t position, const char* argument,
                          int64_t value) const {
   if (allows(sequence, position)) return;
-  const int64_t nearest_position = nearest(sequence, position);
-  fail_with(KVC_E_OUT_OF_RANGE, nearest_position,
-            "%s = %lld: sequence %lld of %lld tokens cannot go on from position %lld: a window has "
-            "dropped tokens that it needs, or there is no checkpoint of its state; the nearest "
-            "possible is %lld",
+  const Neighbours possible = around(sequence, position);
+  fail_with(KVC_E_OUT_OF_RANGE, possible.below,
+            "%s = %lld: sequence %lld of %lld tokens cannot go on from position %lld: %s; the "
+            "nearest possible are %lld and %lld",
             argument, ll(value), ll(sequence.id), ll(sequence.length), ll(position),
-            ll(nearest_position));
+            reason(sequence, position).c_str(), ll(possible.below), ll(possible.above));
 }
 
 }  // namespace kvc

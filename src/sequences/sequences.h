@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kvcache.h"
@@ -116,6 +117,8 @@ class Checkpoints {
   // Keeps the present state of the sequence, which is on the device. A kept one is no longer
   // automatic. Throws UNSUPPORTED without STATE layers, or std::bad_alloc.
   void take(Sequence& sequence);
+  // Gives up the one at `position`. Throws NOT_FOUND, with the nearest below as detail.
+  void release(Sequence& sequence, int64_t position);
   // Forgets the states beyond `position`. The one at `position` becomes the present state.
   void cut(Sequence& sequence, int64_t position) noexcept;
 
@@ -131,6 +134,11 @@ class Checkpoints {
   StatePool* states_;
 };
 
+// Positions on both sides of one, itself among them; -1: none.
+struct Neighbours {
+  int64_t below = -1, above = -1;
+};
+
 // The positions that a sequence can be cut at: the next query must find its visible range.
 class ResumePoints {
  public:
@@ -139,17 +147,18 @@ class ResumePoints {
 
   // The sequence can go on from its first `position` tokens.
   bool allows(const Sequence& sequence, int64_t position) const;
-  // The allowed position next to `position` (at most the length); of two the lower one. The end of
-  // the sequence is always allowed. `looks`, for tests: counts the positions and checkpoints that
-  // were looked at.
-  int64_t nearest(const Sequence& sequence, int64_t position, int64_t* looks = nullptr) const;
-  // Throws OUT_OF_RANGE, with the nearest position as detail, when `position` is not allowed.
+  // The allowed positions next to `position`, which is at most the length. The end of the sequence
+  // is always allowed. `looks`, for tests: counts the positions and checkpoints looked at.
+  Neighbours around(const Sequence& sequence, int64_t position, int64_t* looks = nullptr) const;
+  // Throws OUT_OF_RANGE, with the nearest one below as detail, when `position` is not allowed.
   // `argument` = `value` is what the caller was given.
   void check(const Sequence& sequence, int64_t position, const char* argument, int64_t value) const;
 
  private:
   int64_t lower(const Sequence& sequence, int64_t position, int64_t* looks) const;
   int64_t higher(const Sequence& sequence, int64_t position, int64_t* looks) const;
+  // What keeps the sequence from going on at `position`.
+  std::string reason(const Sequence& sequence, int64_t position) const;
 
   const Spec* spec_;
   bool has_states_;

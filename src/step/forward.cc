@@ -75,9 +75,9 @@ Forward::Forward(const Spec& spec)
       slots_valid_(spec.groups.size(), 0),
       written_(spec) {}
 
-void Forward::opened(GivenPositions given, bool is_partial) {
+void Forward::opened(GivenPositions given, const ForwardFlags& flags) {
   open_ = true;
-  is_partial_ = is_partial;
+  flags_ = flags;
   ++step_;
   given_ = std::move(given);
   positions_valid_ = false;
@@ -118,9 +118,12 @@ const int32_t* Forward::rotary_positions() {
 
 int64_t Forward::longest_position() {
   int64_t longest = 0;
-  for (const BatchEntry& entry : batch_.entries())
-    longest =
-        std::max(longest, entry.sequence->next_position() + entry.old_nodes + entry.append_length);
+  for (const BatchEntry& entry : batch_.entries()) {
+    const std::vector<int32_t>& depths = entry.sequence->tree.depths;
+    const int64_t more =
+        entry.is_tree ? 1 + *std::max_element(depths.begin(), depths.end()) : entry.append_length;
+    longest = std::max(longest, entry.sequence->next_position() + more);
+  }
   return longest;
 }
 

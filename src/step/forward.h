@@ -56,6 +56,13 @@ struct GivenPositions {
   int64_t num_position_rows = 0;  // 0: none were given.
 };
 
+// Flags of kvc_forward_desc.
+struct ForwardFlags {
+  bool is_replay = false;        // A graph that was captured before is launched for it.
+  bool is_partial = false;       // It may end without K and V in every layer.
+  bool has_whole_spans = false;  // A span that it would cut is refused.
+};
+
 // Reused from forward to forward, so that a steady decode allocates nothing.
 class Forward {
  public:
@@ -67,8 +74,7 @@ class Forward {
   // Identifies the forward; work lists of another one are stale.
   uint64_t step() const { return step_; }
 
-  // `is_partial`: the forward may end without K and V in every layer (KVC_FORWARD_PARTIAL).
-  void opened(GivenPositions given, bool is_partial = false);
+  void opened(GivenPositions given, const ForwardFlags& flags = {});
   void closed() { open_ = false; }
 
   // Slots of the new tokens in a layer group, [num_rows]. For CROSS layers: slots of the encoder
@@ -100,13 +106,14 @@ class Forward {
 
   WrittenLayers& written() { return written_; }
   const WrittenLayers& written() const { return written_; }
-  bool is_partial() const { return is_partial_; }
+  bool is_partial() const { return flags_.is_partial; }
+  bool has_whole_spans() const { return flags_.has_whole_spans; }
 
  private:
   const Spec* spec_;
   Batch batch_;
   bool open_ = false;
-  bool is_partial_ = false;
+  ForwardFlags flags_;
   uint64_t step_ = 0;
   GivenPositions given_;
   std::vector<std::vector<int64_t>> slots_;  // [layer group]

@@ -316,6 +316,8 @@ TEST(FunctionTable, EverySlotIsTheFunctionOfItsName) {
   EXPECT_SLOT(op_linear_step);
   EXPECT_SLOT(op_quantize);
   EXPECT_SLOT(op_dequantize);
+  EXPECT_SLOT(seq_positions);
+  EXPECT_SLOT(state_checkpoint_release);
   EXPECT_SLOT(module_path_set);
   EXPECT_SLOT(cache_trim);
 #undef EXPECT_SLOT

@@ -288,6 +288,15 @@ TEST_F(Sequences, CanSaysTheNearestPosition) {
   expect_error(KVC_E_OUT_OF_RANGE, {"pos", "-2"}, [&](kvc_error* err) {
     return kvc_seq_can(get(), 1, KVC_SEQ_FORK, -2, &nearest, err);
   });
+  int64_t below = -7, above = -7;
+  expect_error(KVC_E_OUT_OF_RANGE, {"pos", "-2"}, [&](kvc_error* err) {
+    return kvc_seq_positions(get(), 1, KVC_SEQ_FORK, -2, &below, &above, err);
+  });
+  expect_error(KVC_E_NOT_FOUND, {"sequence 9"}, [&](kvc_error* err) {
+    return kvc_seq_positions(get(), 9, KVC_SEQ_FORK, 0, &below, &above, err);
+  });
+  EXPECT_EQ(below, -7);
+  EXPECT_EQ(above, -7);
   for (const kvc_seq_op op : {-1, 3}) {
     expect_error(KVC_E_UNSUPPORTED, {"op", std::to_string(op).c_str()},
                  [&](kvc_error* err) { return kvc_seq_can(get(), 1, op, 0, &nearest, err); });
@@ -319,6 +328,14 @@ TEST_F(Sequences, NullArgumentsAreRefusedByName) {
        [&](kvc_error* err) { return kvc_seq_can(nullptr, 1, KVC_SEQ_POP, 0, &number, err); });
   null("out_nearest",
        [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_POP, 0, nullptr, err); });
+  const auto positions = [](kvc_cache* cache, int64_t* below, int64_t* above) {
+    return [=](kvc_error* err) {
+      return kvc_seq_positions(cache, 1, KVC_SEQ_POP, 0, below, above, err);
+    };
+  };
+  null("cache", positions(nullptr, &number, &number));
+  null("out_below", positions(get(), nullptr, &number));
+  null("out_above", positions(get(), &number, nullptr));
 }
 
 }  // namespace

@@ -355,7 +355,11 @@ TEST(Shift, OfFourBitKRotatedOnAppendIsRefused) {
     add_tokens(cache, 1, 10);
     int64_t nearest = 0;
     ASSERT_EQ(kvc_seq_can(cache.get(), 1, KVC_SEQ_SHIFT, 2, &nearest, nullptr), KVC_OK);
-    EXPECT_EQ(nearest, is_rotated ? 9 : 2);
+    EXPECT_EQ(nearest, is_rotated ? -1 : 2);
+    int64_t below = 0, above = 0;
+    ASSERT_EQ(kvc_seq_positions(cache.get(), 1, KVC_SEQ_SHIFT, 2, &below, &above, nullptr), KVC_OK);
+    EXPECT_EQ(below, nearest);
+    EXPECT_EQ(above, is_rotated ? 9 : 2);
     const auto shift = [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 2, 3, -1, err); };
     if (is_rotated)
       expect_refused(cache, KVC_E_UNSUPPORTED,

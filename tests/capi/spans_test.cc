@@ -99,6 +99,53 @@ TEST(SpansWithWindow, TheWindowHidesTheLeftAndTheSpanShowsTheRight) {
     expect_row(out, p, {tokens, key_range(p - 2, p >= 4 && p < 8 ? 8 : p + 1)}, p);
 }
 
+// A chunk of the prompt that ends inside an image: its rows would never see the rest.
+TEST(WholeSpans, RefuseAnImageThatTheForwardCuts) {
+  Net net({attention_layer()});
+  Cache cache(net.config);
+  Tokens tokens(12);
+  ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+  for (const uint64_t flags : {uint64_t{0}, uint64_t{KVC_FORWARD_WHOLE_SPANS}}) {
+    SCOPED_TRACE(flags);
+    const kvc_seq seq = 1;
+    const int64_t length = 6;
+    kvc_forward_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.num_seqs = 1, desc.seqs = &seq, desc.append_lengths = &length;
+    desc.flags = flags;
+    HostTensor out(Elem::kF32, {6, kHeads, kDim});
+    const auto attend = [&](std::vector<std::vector<int32_t>> rows, kvc_error* err) {
+      SpanTensor spans(rows);
+      kvc_attn_opt opt = attn_opt();
+      opt.spans = spans.tensor.dl();
+      return kvc_attn(cache.forward, 0, &opt, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
+                      nullptr, err);
+    };
+    ASSERT_EQ(kvc_forward_begin(cache.get(), &desc, &cache.forward, nullptr), KVC_OK);
+    const Call cut = [&](kvc_error* err) { return attend({{0, 0, 2}, {0, 3, 7}}, err); };
+    if (flags != 0) {
+      const kvc_error error =
+          expect_refused(cache, KVC_E_OUT_OF_RANGE,
+                         {"opt.spans[1] = [3, 7)", "sequence 1", "6 tokens", "WHOLE"}, cut);
+      EXPECT_EQ(error.detail, 7);
+      EXPECT_EQ(attend({{0, 3, 7}}, nullptr), KVC_E_OUT_OF_RANGE);
+      EXPECT_TRUE(out.is_untouched());
+    } else {
+      expect_ok(cut);
+      expect_row(out, 4, {tokens, key_range(0, 6)}, 4);
+    }
+    expect_ok([&](kvc_error* err) { return attend({{0, 3, 6}}, err); });
+    expect_row(out, 4, {tokens, key_range(0, 6)}, 4);
+    ASSERT_EQ(kvc_forward_abort(cache.forward, nullptr), KVC_OK);
+  }
+  kvc_forward_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.flags = 8;
+  expect_refused(
+      cache, KVC_E_UNSUPPORTED, {"desc->flags = 8", "KVC_FORWARD_WHOLE_SPANS (4)"},
+      [&](kvc_error* err) { return kvc_forward_begin(cache.get(), &desc, &cache.forward, err); });
+}
+
 TEST_F(Spans, RefuseWhatIsNoSpan) {
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
                            const std::vector<std::vector<int32_t>>& rows) {

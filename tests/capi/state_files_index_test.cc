@@ -73,6 +73,40 @@ TEST(StateFilesOfKnownBlocks, APartialPageStaysShared) {
   EXPECT_EQ(saved(fresh, {3}), saved(cache, {3})) << "sequence 4 wrote into a page of its own";
 }
 
+// Rows of other weights: nobody hits them, and they don't mix with rows of the new ones.
+TEST(StateFilesOfOtherWeights, AreLoadedWithoutTheIndex) {
+  Net net({attention_layer()}, 16);
+  Cache cache(net.config);
+  const Prompt prompt = prompt_of(9);
+  serve(cache, 1, prompt);
+  const Bytes file = saved(cache, {1});
+  drop(cache, 1);
+  ASSERT_EQ(kvc_prefix_reset(cache.get(), nullptr), KVC_OK);
+  kvc_load_desc desc = load_desc(file);
+  desc.flags = KVC_LOAD_NO_PUBLISH;
+  expect_ok([&](kvc_error* err) { return load(cache, {1}, desc, err); });
+  EXPECT_EQ(length_of(cache, 1), 9);
+  EXPECT_EQ(stats_of(cache).prefix_blocks, 0);
+  EXPECT_EQ(info_of(cache, 1).known_tokens, 0);
+  grow(cache, 1, prompt_of(8, 4000));
+  EXPECT_EQ(stats_of(cache).prefix_blocks, 0) << "what follows them has seen them";
+  serve(cache, 2, prompt);  // By the new weights.
+  const int64_t blocks = stats_of(cache).prefix_blocks;
+  EXPECT_EQ(blocks, 2);
+  expect_ok([&](kvc_error* err) { return load(cache, {3}, desc, err); });
+  for (const int32_t page : pages_of(cache, 3, 0))
+    for (const int32_t other : pages_of(cache, 2, 0)) EXPECT_NE(page, other);
+  EXPECT_EQ(stats_of(cache).prefix_blocks, blocks);
+  // Emptied, it is as any other.
+  ASSERT_EQ(kvc_seq_pop(cache.get(), 3, 9, nullptr), KVC_OK);
+  grow(cache, 3, prompt_of(4, 9000));
+  EXPECT_EQ(stats_of(cache).prefix_blocks, blocks + 1);
+  expect_consistent(cache);
+  desc.flags = 4;
+  expect_refused(cache, KVC_E_UNSUPPORTED, {"desc.flags = 4", "3"},
+                 [&](kvc_error* err) { return load(cache, {4}, desc, err); });
+}
+
 // Hashes are trusted: they may name an adapter that the keys beside the tokens leave out.
 TEST(StateFilesOfGivenHashes, ComeBackAndStillServeNoTextBeforeAnImage) {
   const Prompt prompt = prompt_of(9);

@@ -130,11 +130,11 @@ TEST_F(States, ForkAndPopGoToCheckpointsOnly) {
   for (const kvc_seq_op op : {KVC_SEQ_FORK, KVC_SEQ_POP}) {
     for (const auto& [pos, nearest] : {std::pair<int64_t, int64_t>{-1, 12},
                                        {12, 12},
-                                       {9, 12},
+                                       {9, 4},
                                        {8, 4},
                                        {7, 4},
                                        {4, 4},
-                                       {2, 0},
+                                       {3, 0},
                                        {1, 0}}) {
       int64_t got = -1;
       expect_ok([&, p = pos](kvc_error* err) { return kvc_seq_can(get(), 1, op, p, &got, err); });
@@ -188,6 +188,68 @@ TEST_F(States, ACheckpointIsKeptUntilItIsPoppedOver) {
   expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n = 2"},
                  [&](kvc_error* err) { return kvc_seq_pop(get(), 1, 2, err); });
   EXPECT_EQ(kvc_cache_check(get(), nullptr), KVC_OK);
+}
+
+TEST_F(States, AReleasedCheckpointGivesItsSlotBack) {
+  step(1, 3, 3);
+  ASSERT_EQ(kvc_state_checkpoint(get(), 1, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_seq_fork(get(), 1, 7, -1, nullptr), KVC_OK);
+  step(1, 3, 6);
+  ASSERT_EQ(kvc_state_checkpoint(get(), 1, nullptr), KVC_OK);
+  step(1, 1, 7);
+  ASSERT_EQ(stats_of(cache_).state_slots_used, 3);
+  const auto release = [&](kvc_seq seq, int64_t pos) {
+    return [this, seq, pos](kvc_error* err) {
+      return kvc_state_checkpoint_release(get(), seq, pos, err);
+    };
+  };
+  EXPECT_EQ(
+      expect_refused(cache_, KVC_E_NOT_FOUND, {"pos = 4", "sequence 1 of 7"}, release(1, 4)).detail,
+      3);
+  EXPECT_EQ(expect_refused(cache_, KVC_E_NOT_FOUND, {"pos = 2"}, release(1, 2)).detail, -1);
+  expect_refused(cache_, KVC_E_NOT_FOUND, {"pos = -1"}, release(1, -1));
+  expect_ok(release(1, 6));
+  EXPECT_EQ(stats_of(cache_).state_slots_used, 2);
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n = 1", "no checkpoint", "3 and 7"},
+                 [&](kvc_error* err) { return kvc_seq_pop(get(), 1, 1, err); });
+  expect_ok(release(1, 3));
+  EXPECT_EQ(stats_of(cache_).state_slots_used, 2) << "the fork keeps the state of 3 tokens";
+  EXPECT_EQ(value_of(7), 3);
+  EXPECT_EQ(value_of(1), 7);
+  EXPECT_EQ(info_of(cache_, 1).num_checkpoints, 0);
+  EXPECT_EQ(kvc_state_checkpoint_release(get(), 1, 3, nullptr), KVC_E_NOT_FOUND);
+  EXPECT_EQ(kvc_cache_check(get(), nullptr), KVC_OK);
+}
+
+TEST_F(States, OneCheckpointBeforeEachRoundOfSpeculationTakesOneSlot) {
+  step(1, 4, 4);
+  for (int64_t round = 0; round < 100; ++round) {
+    const int64_t length = 4 + round;
+    ASSERT_EQ(kvc_state_checkpoint(get(), 1, nullptr), KVC_OK);
+    step(1, 3, 100 + static_cast<double>(round));  // Three drafts, all rejected.
+    ASSERT_EQ(kvc_seq_pop(get(), 1, 3, nullptr), KVC_OK);
+    step(1, 1, static_cast<double>(round));
+    // The automatic one of four tokens stays until its memory is needed.
+    (void)kvc_state_checkpoint_release(get(), 1, length, nullptr);
+    ASSERT_LE(info_of(cache_, 1).num_checkpoints, 1 + round / 4);
+  }
+  EXPECT_EQ(value_of(1), 99);
+}
+
+TEST_F(States, CheckpointReleaseRefusesBadArguments) {
+  expect_refused(cache_, KVC_E_NOT_FOUND, {"sequence 9"},
+                 [&](kvc_error* err) { return kvc_state_checkpoint_release(get(), 9, 0, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
+               [&](kvc_error* err) { return kvc_state_checkpoint_release(nullptr, 1, 0, err); });
+  ASSERT_EQ(cache_.begin({1}, {1}), KVC_OK);
+  expect_refused(cache_, KVC_E_BUSY, {"sequence 1", "open forward"},
+                 [&](kvc_error* err) { return kvc_state_checkpoint_release(get(), 1, 0, err); });
+  Net net({attention_layer()});
+  Cache plain(net.config);
+  add_tokens(plain, 1, 4);
+  expect_refused(plain, KVC_E_UNSUPPORTED, {"sequence 1", "STATE"}, [&](kvc_error* err) {
+    return kvc_state_checkpoint_release(plain.get(), 1, 0, err);
+  });
 }
 
 TEST_F(States, CheckpointRefusesBadArguments) {

@@ -125,20 +125,26 @@ TEST(LayerWindow, PopAndForkIntoDroppedTokensAreRefusedWithTheNearestPosition) {
   EXPECT_EQ(info.num_pages, 5 + 2);
   for (const kvc_seq_op op : {KVC_SEQ_FORK, KVC_SEQ_POP}) {
     for (const auto& [pos, nearest] :
-         {std::pair<int64_t, int64_t>{20, 20}, {17, 17}, {16, 17}, {9, 17}, {8, 0}, {0, 0}}) {
-      int64_t got = -1;
+         {std::pair<int64_t, int64_t>{20, 20}, {17, 17}, {16, 0}, {9, 0}, {8, 0}, {0, 0}}) {
+      int64_t got = -1, below = -1, above = -1;
       expect_ok(
           [&, p = pos](kvc_error* err) { return kvc_seq_can(cache.get(), 1, op, p, &got, err); });
       EXPECT_EQ(got, nearest) << "position " << pos;
+      expect_ok([&, p = pos](kvc_error* err) {
+        return kvc_seq_positions(cache.get(), 1, op, p, &below, &above, err);
+      });
+      EXPECT_EQ(below, nearest) << "position " << pos;
+      EXPECT_EQ(above, pos == nearest ? pos : 17) << "position " << pos;
     }
   }
-  kvc_error error =
-      expect_refused(cache, KVC_E_OUT_OF_RANGE, {"pos = 16", "sequence 1", "window", "17"},
-                     [&](kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 2, 16, err); });
-  EXPECT_EQ(error.detail, 17);
-  error = expect_refused(cache, KVC_E_OUT_OF_RANGE, {"n = 4", "sequence 1", "window", "17"},
+  kvc_error error = expect_refused(
+      cache, KVC_E_OUT_OF_RANGE,
+      {"pos = 16", "sequence 1", "the window of 6 tokens of layer group 1", "0 and 17"},
+      [&](kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 2, 16, err); });
+  EXPECT_EQ(error.detail, 0);
+  error = expect_refused(cache, KVC_E_OUT_OF_RANGE, {"n = 4", "sequence 1", "window", "0 and 17"},
                          [&](kvc_error* err) { return kvc_seq_pop(cache.get(), 1, 4, err); });
-  EXPECT_EQ(error.detail, 17);
+  EXPECT_EQ(error.detail, 0);
   expect_ok([&](kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 2, 17, err); });
   expect_ok([&](kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 3, 0, err); });
   expect_ok([&](kvc_error* err) { return kvc_seq_pop(cache.get(), 1, 3, err); });
@@ -257,7 +263,7 @@ TEST(LayerWindow, GoingBackBehindDroppedTokensStartsOnAPageEdge) {
       for (int64_t pos = 0; pos <= one.length; ++pos) {
         int64_t expected = one.possible.front(), nearest = -1;
         for (const int64_t possible : one.possible) {
-          if (std::abs(possible - pos) < std::abs(expected - pos)) expected = possible;
+          if (possible <= pos) expected = possible;
         }
         ASSERT_EQ(kvc_seq_can(cache.get(), 1, KVC_SEQ_POP, pos, &nearest, nullptr), KVC_OK);
         EXPECT_EQ(nearest, expected) << "position " << pos;
@@ -488,9 +494,9 @@ TEST(SequenceWindow, IsInheritedByForksAndOutlivesAClearedLength) {
   EXPECT_EQ(info_of(cache, 2).window, 8);
   EXPECT_EQ(info_of(cache, 2).sink, 2);
   const kvc_error error =
-      expect_refused(cache, KVC_E_OUT_OF_RANGE, {"pos = 16"},
+      expect_refused(cache, KVC_E_OUT_OF_RANGE, {"pos = 16", "its window of 8 tokens", "and 17"},
                      [&](kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 3, 16, err); });
-  EXPECT_EQ(error.detail, 17);
+  EXPECT_EQ(error.detail, 2) << "the sinks";
   add_tokens(cache, 2, 20);
   ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 20, nullptr), KVC_OK)
       << "an empty sequence needs no tokens";

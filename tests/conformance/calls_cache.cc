@@ -278,6 +278,9 @@ void add_cache_calls(std::map<std::string, Handler>& handlers) {
   handlers["checkpoint"] = [](Call& c) {
     return kvc_state_checkpoint(c.player.cache, c.seq(), c.err);
   };
+  handlers["release"] = [](Call& c) {
+    return kvc_state_checkpoint_release(c.player.cache, c.seq(), c.step.number("pos"), c.err);
+  };
   handlers["fork"] = [](Call& c) {
     return kvc_seq_fork(c.player.cache, c.step.number("parent"), c.step.number("child"),
                         c.step.number("pos"), c.err);
@@ -301,6 +304,10 @@ void add_cache_calls(std::map<std::string, Handler>& handlers) {
   handlers["can"] = [](Call& c) {
     return kvc_seq_can(c.player.cache, c.seq(), c.step.get<int32_t>("what"), c.step.number("pos"),
                        c.answer("nearest"), c.err);
+  };
+  handlers["around"] = [](Call& c) {
+    return kvc_seq_positions(c.player.cache, c.seq(), c.step.get<int32_t>("what"),
+                             c.step.number("pos"), c.answer("below"), c.answer("above"), c.err);
   };
   handlers["commit"] = commit;
   handlers["save"] = save;

@@ -163,6 +163,13 @@ class Writer(LayerSteps, OperatorSteps):
         call = {**self.plain(step, "seq", "pos"), "what": SEQ_OPS.index(step["what"])}
         return call | self.answer(step, "nearest", True)
 
+    def around(self, step):
+        call = {**self.plain(step, "seq", "pos"), "what": SEQ_OPS.index(step["what"])}
+        return call | self.answer(step, "below", True) | self.answer(step, "above", True)
+
+    def release(self, step):
+        return self.plain(step, "seq", "pos")
+
     def commit(self, step):
         return self.plain(step, "seqs", "leaves")
 
@@ -391,7 +398,7 @@ def tree_parents(given):
 
 def checks(step):
     """Whether a step of a case compares anything."""
-    answers = {"status", "expect", "missing", "nearest", "hit", "freed", "counts", "shape",
+    answers = {"status", "expect", "missing", "nearest", "below", "above", "hit", "freed", "counts", "shape",
                "groups", "values", "layer_groups", "layers", "request_pages", "page_size",
                "want_out"}
     wants = [step[key] for key in ("out", "lse", "k", "v") if key in step]

@@ -181,6 +181,7 @@ void run(Input& input) {
   desc.data = memory.data();
   desc.size = file.size();
   desc.flags = input.one_in(3) ? static_cast<uint64_t>(KVC_LOAD_CONVERT) : 0;
+  if (input.one_in(8)) desc.flags |= KVC_LOAD_NO_PUBLISH;
   const std::array<kvc_seq, 4> ids = {10, 11, 12, 13};
   const size_t count = input.one_in(6) ? input.choose(4) : 3;
   const CacheState before = state_of(model.cache());

@@ -239,8 +239,8 @@ TEST(Oracle, AWindowGroupKeepsThePagesThatTheNextQuerySees) {
   EXPECT_EQ(model.expected_info(1).first_position, 8);
   EXPECT_TRUE(model.possible(model.at(1), 12));  // sees keys from 8 on
   EXPECT_FALSE(model.possible(model.at(1), 11));
-  EXPECT_EQ(model.nearest_possible(model.at(1), 9), 12);
-  EXPECT_EQ(model.fork(1, 2, 11).detail, 12);
+  EXPECT_EQ(model.possible_below(model.at(1), 9), 0);
+  EXPECT_EQ(model.fork(1, 2, 11).detail, 0);
   EXPECT_TRUE(model.fork(1, 2, 13).ok());
   EXPECT_EQ(model.used_pages(), 6);
   EXPECT_EQ(model.pop(1, 2).errors.count(KVC_E_OUT_OF_RANGE), 0u);

@@ -41,7 +41,7 @@ Expected PageModel::fork(kvc_seq parent, kvc_seq child, int64_t pos) {
   expected.also(pos < -1 || (exists(parent) && pos > at(parent).length), KVC_E_OUT_OF_RANGE);
   if (expected.ok() && pos != -1 && !possible(at(parent), pos)) {
     expected.errors.insert(KVC_E_OUT_OF_RANGE);
-    expected.detail = nearest_possible(at(parent), pos);
+    expected.detail = possible_below(at(parent), pos);
   }
   if (!expected.ok()) return expected;
   ModelSequence to = at(parent);
@@ -60,7 +60,7 @@ Expected PageModel::pop(kvc_seq seq, int64_t n) {
   expected.also(n < 0 || (exists(seq) && n > at(seq).length), KVC_E_OUT_OF_RANGE);
   if (expected.ok() && !possible(at(seq), at(seq).length - n)) {
     expected.errors.insert(KVC_E_OUT_OF_RANGE);
-    expected.detail = nearest_possible(at(seq), at(seq).length - n);
+    expected.detail = possible_below(at(seq), at(seq).length - n);
   }
   if (!expected.ok()) return expected;
   ModelSequence& sequence = sequences_[seq];

@@ -144,7 +144,7 @@ class PageModel {
 
   // Questions.
   Expected can_append(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) const;
-  Expected can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* nearest) const;
+  Expected can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* below, int64_t* above) const;
   bool exists(kvc_seq seq) const { return sequences_.count(seq) != 0; }
   bool in_forward(kvc_seq seq) const { return entry_of(seq) != nullptr; }
   const ModelSequence& at(kvc_seq seq) const { return sequences_.at(seq); }
@@ -166,7 +166,7 @@ class PageModel {
   // Whether the next token could come at `pos`: all it sees is kept, the page that it falls into
   // too, and the state is there.
   bool possible(const ModelSequence& sequence, int64_t pos) const;
-  int64_t nearest_possible(const ModelSequence& sequence, int64_t pos) const;
+  int64_t possible_below(const ModelSequence& sequence, int64_t pos) const;
   // Handles of the pages with committed tokens and nodes of ended forwards, ascending.
   std::vector<int> committed_pages(kvc_seq seq, size_t group) const;
 

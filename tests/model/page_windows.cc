@@ -55,13 +55,10 @@ bool PageModel::possible(const ModelSequence& sequence, int64_t pos) const {
          sequence.checkpoints.count(pos) != 0;
 }
 
-int64_t PageModel::nearest_possible(const ModelSequence& sequence, int64_t pos) const {
-  for (int64_t distance = 0; distance <= std::max(std::abs(pos), std::abs(pos - sequence.length));
-       ++distance) {
-    if (possible(sequence, pos - distance)) return pos - distance;
-    if (possible(sequence, pos + distance)) return pos + distance;
-  }
-  return -1;
+int64_t PageModel::possible_below(const ModelSequence& sequence, int64_t pos) const {
+  pos = std::min(pos, sequence.length);
+  while (pos >= 0 && !possible(sequence, pos)) --pos;
+  return pos;
 }
 
 // What a query at `index` sees in the layer's window, and the next one in the sequence's.
@@ -234,24 +231,22 @@ void PageModel::adopt_tables(kvc_seq seq, const std::vector<std::vector<int>>& h
   peak_ = std::max(peak_, stats.pages_peak);
 }
 
-Expected PageModel::can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* nearest) const {
+Expected PageModel::can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* below,
+                        int64_t* above) const {
   Expected expected = check_changeable(seq);
   expected.also(pos < -1, KVC_E_OUT_OF_RANGE);
   expected.also(op < KVC_SEQ_FORK || op > KVC_SEQ_SHIFT, KVC_E_UNSUPPORTED);
   if (!expected.ok()) return expected;
   const ModelSequence& sequence = at(seq);
-  if (pos == -1) pos = sequence.length;
-  if (op != KVC_SEQ_SHIFT) {
-    *nearest = nearest_possible(sequence, pos);
-    return expected;
-  }
-  *nearest = -1;
-  if (limits_.has_states) return expected;
-  pos = std::min(pos, sequence.length - 1);
-  for (int64_t token = 0; token < sequence.length; ++token) {
-    if (can_shift(sequence, token, token + 1) &&
-        (*nearest == -1 || std::abs(token - pos) < std::abs(*nearest - pos)))
-      *nearest = token;
+  const int64_t last = op == KVC_SEQ_SHIFT ? sequence.length - 1 : sequence.length;
+  pos = pos == -1 ? last : std::min(pos, last);
+  *below = *above = -1;
+  for (int64_t token = last; token >= 0; --token) {
+    if (op == KVC_SEQ_SHIFT ? limits_.has_states || !can_shift(sequence, token, token + 1)
+                            : !possible(sequence, token))
+      continue;
+    if (token >= pos) *above = token;
+    if (token <= pos && *below == -1) *below = token;
   }
   return expected;
 }

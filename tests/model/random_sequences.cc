@@ -101,13 +101,17 @@ void RandomRun::op_can() {
   const int64_t length = model_.exists(seq) ? model_.at(seq).length : 3;
   const int64_t pos = random_.chance(0.5) ? random_.range(-2, 60) : random_.range(-1, length + 2);
   const auto op = static_cast<kvc_seq_op>(random_.range(0, random_.chance(0.05) ? 3 : 2));
-  int64_t nearest = -7, want = -7;
+  int64_t nearest = -7, below = -7, above = -7, want_below = -7, want_above = -7;
   trace("can %d %lld at %lld", op, ll(seq), ll(pos));
-  const Expected expected = model_.can(seq, op, pos, &want);
+  const Expected expected = model_.can(seq, op, pos, &want_below, &want_above);
   agree("kvc_seq_can", expected,
         [&](kvc_error* err) { return kvc_seq_can(setup_.cache(), seq, op, pos, &nearest, err); });
-  if (nearest != want)
-    mismatch("kvc_seq_can: nearest position is %lld, expected %lld", ll(nearest), ll(want));
+  agree("kvc_seq_positions", expected, [&](kvc_error* err) {
+    return kvc_seq_positions(setup_.cache(), seq, op, pos, &below, &above, err);
+  });
+  if (nearest != want_below || below != want_below || above != want_above)
+    mismatch("kvc_seq_can: %lld, kvc_seq_positions: %lld and %lld, expected %lld and %lld",
+             ll(nearest), ll(below), ll(above), ll(want_below), ll(want_above));
 }
 
 void RandomRun::op_set_window() {
@@ -215,9 +219,9 @@ void RandomRun::adopt_moved_key(const char* what, size_t layer, kvc_seq seq, int
     const double step = keeps_pool()
                             ? moved_step(spec, stored_want, e)
                             : 1.01 * storing_step(spec.k_storage(), stored_want, e, spec.kv_heads);
-    if (!(std::fabs(stored - want[e]) <= rounding + step)) {
+    if (!(std::fabs(stored - stored_want[e]) <= rounding + step)) {
       mismatch("after %s K of layer %zu, token %lld, element %zu is %.9g, expected %.9g", what,
-               layer, ll(token), e, stored, want[e]);
+               layer, ll(token), e, stored, stored_want[e]);
     }
     row[e] = stored;
   }

@@ -2,6 +2,7 @@
 // by hand.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <memory>
 
 #include "src/base/error.h"
@@ -139,8 +140,9 @@ TEST(Windows, PopAndForkGoBackAsFarAsTheWindowReaches) {
   EXPECT_TRUE(world.sequences.resume_points().allows(sequence, 17)) << "sees 12..17";
   EXPECT_FALSE(world.sequences.resume_points().allows(sequence, 16)) << "would see 11";
   EXPECT_TRUE(world.sequences.resume_points().allows(sequence, 0));
-  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 10), 17);
-  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 3), 0);
+  const Neighbours around = world.sequences.resume_points().around(sequence, 10);
+  EXPECT_EQ(around.below, 0);
+  EXPECT_EQ(around.above, 17);
   EXPECT_THROW(world.sequences.pop(1, 3), Error);
   world.sequences.fork(1, 2, 17);
   EXPECT_EQ(World::kept(world.sequences.get(2).tables[0]), (Kept{false, false, false, true, true}));
@@ -164,7 +166,12 @@ TEST(Checkpoints, AreWhereAStatefulSequenceCanGoOn) {
   world.states.prepare(2);
   sequence.checkpoints.push_back({6, world.states.take()});
   sequence.state = world.states.take();
-  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 5), 6);
+  for (const auto& [position, below, above] :
+       {std::array<int64_t, 3>{5, 0, 6}, {6, 6, 6}, {7, 6, 10}, {10, 10, 10}, {0, 0, 0}}) {
+    const Neighbours around = world.sequences.resume_points().around(sequence, position);
+    EXPECT_EQ(around.below, below) << position;
+    EXPECT_EQ(around.above, above) << position;
+  }
   EXPECT_THROW(world.sequences.fork(1, 2, 5), Error);
   world.sequences.fork(1, 2, 6);
   EXPECT_EQ(world.sequences.get(2).state, sequence.checkpoints[0].slot);
@@ -175,16 +182,9 @@ TEST(Checkpoints, AreWhereAStatefulSequenceCanGoOn) {
   EXPECT_EQ(world.states.num_used(), 0);
 }
 
-TEST(Checkpoints, TheSmallerPositionWinsATie) {
-  World world({attention_layer(1, 1, 8, 8), state_layer({4})});
-  Sequence& sequence = world.fill(1, 10);
-  sequence.checkpoints.push_back({6, kInitialState});
-  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 3), 0);
-}
-
-// The nearest place is found without a look at every token in between; which one it is, a look at
-// every token says.
-TEST(Resume, TheNearestPlaceIsTheOneThatALookAtEveryTokenFinds) {
+// The nearest places are found without a look at every token in between; which ones they are, a
+// look at every token says.
+TEST(Resume, TheNearestPlacesAreThoseThatALookAtEveryTokenFinds) {
   struct Case {
     int64_t window, chunk, second_window, length;
     int64_t sequence_window, sink;
@@ -207,16 +207,15 @@ TEST(Resume, TheNearestPlaceIsTheOneThatALookAtEveryTokenFinds) {
       world.sequences.trimmer().set_window(world.sequences.get(1), one.sequence_window, one.sink);
     world.sequences.trimmer().drop_hidden(sequence);
     for (int64_t position = 0; position <= one.length; ++position) {
-      int64_t nearest = -1;
-      for (int64_t distance = 0; nearest < 0; ++distance) {
-        for (const int64_t candidate : {position - distance, position + distance}) {
-          if (nearest < 0 && candidate >= 0 && candidate <= one.length &&
-              world.sequences.resume_points().allows(sequence, candidate))
-            nearest = candidate;
-        }
-      }
-      ASSERT_EQ(world.sequences.resume_points().nearest(sequence, position), nearest)
-          << "of " << position;
+      const auto allows = [&](int64_t at) {
+        return world.sequences.resume_points().allows(sequence, at);
+      };
+      int64_t below = position, above = position;
+      while (below >= 0 && !allows(below)) --below;
+      while (!allows(above)) ++above;
+      const Neighbours around = world.sequences.resume_points().around(sequence, position);
+      ASSERT_EQ(around.below, below) << "of " << position;
+      ASSERT_EQ(around.above, above) << "of " << position;
     }
   }
 }
@@ -231,7 +230,7 @@ TEST(Resume, ARefusedPopLooksAtAFewPlacesHoweverLongTheSequenceIs) {
   Sequence& sequence = world.fill(1, 1900);
   world.sequences.trimmer().drop_hidden(sequence);
   int64_t looks = 0;
-  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 900, &looks), 0);
+  EXPECT_EQ(world.sequences.resume_points().around(sequence, 900, &looks).below, 0);
   EXPECT_LE(looks, 20);
 }
 

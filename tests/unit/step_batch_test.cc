@@ -241,7 +241,7 @@ TEST(Batch, ChangesNothingWhenItIsPreparedAndDiscarded) {
   const int64_t pages = books.allocator.num_used(), states = books.states.num_used();
   ASSERT_EQ(states, 3);
   const auto nearest = [&](int64_t position) {
-    return books.sequences.resume_points().nearest(books.sequences.get(1), position);
+    return books.sequences.resume_points().around(books.sequences.get(1), position).below;
   };
   ASSERT_EQ(nearest(5), 4);
   const kvc_seq id = 1;

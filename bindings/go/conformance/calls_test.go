@@ -17,6 +17,7 @@ func init() {
 		"add":        func(c *call) error { return c.cache.AddSeq(c.seq()) },
 		"remove":     func(c *call) error { return c.cache.RemoveSeq(c.seq()) },
 		"checkpoint": func(c *call) error { return c.cache.CheckpointState(c.seq()) },
+		"release":    func(c *call) error { return c.cache.ReleaseCheckpoint(c.seq(), c.step.i64("pos")) },
 		"fork": func(c *call) error {
 			return c.cache.Fork(c.step.i64("parent"), c.step.i64("child"), c.step.i64("pos"))
 		},
@@ -39,6 +40,13 @@ func init() {
 		"can": func(c *call) error {
 			nearest, err := c.cache.Can(c.seq(), kvcache.SeqOp(c.step.num("what")), c.step.i64("pos"))
 			return c.answer("nearest", nearest, err)
+		},
+		"around": func(c *call) error {
+			below, above, err := c.cache.Positions(c.seq(), kvcache.SeqOp(c.step.num("what")), c.step.i64("pos"))
+			if err := c.answer("below", below, err); err != nil {
+				return err
+			}
+			return c.answer("above", above, nil)
 		},
 		"export_pool": (*call).exportPool,
 		"stored": func(c *call) error {

@@ -254,12 +254,21 @@ class Cache(DebugAccess):
         return int(_capi.kvc_seq_can_append(self._handle, seqs, lengths))
 
     def can(self, seq: SupportsIndex, op: SeqOp, pos: SupportsIndex = -1) -> int:
-        """The nearest position to `pos` where the sequence could be forked at, popped to, or shifted at; -1: none."""
+        """The nearest position at or below `pos` where the sequence could be forked at, popped to, or shifted at; -1: none."""
         return int(_capi.kvc_seq_can(self._handle, seq, number_of(SEQ_OPS, op, "op"), pos))
+
+    def positions(self, seq: SupportsIndex, op: SeqOp, pos: SupportsIndex = -1) -> tuple[int, int]:
+        """The nearest possible positions as `can` means them, at or below `pos` and at or above it; -1: none."""
+        below, above = _capi.kvc_seq_positions(self._handle, seq, number_of(SEQ_OPS, op, "op"), pos)
+        return int(below), int(above)
 
     def state_checkpoint(self, seq: SupportsIndex) -> None:
         """Keep the recurrent state of the sequence's present length, so that it can be forked and popped to it later."""
         _capi.kvc_state_checkpoint(self._handle, seq)
+
+    def state_checkpoint_release(self, seq: SupportsIndex, pos: SupportsIndex) -> None:
+        """Give up the checkpoint at `pos`, so that its state slot serves others; `NotFound` where there is none."""
+        _capi.kvc_state_checkpoint_release(self._handle, seq, pos)
 
     def tree_commit(self, seqs: Integers, leaves: Integers, *, stream: Any = None) -> None:
         """Accept the path from the root to a leaf of each sequence's token tree (-1: nothing)."""
@@ -279,13 +288,15 @@ class Cache(DebugAccess):
         stream: Any = None,
         replay: bool = False,
         partial: bool = False,
+        whole_spans: bool = False,
     ) -> Forward:
         """Open a step: which sequences grow by how many tokens (None: one each).
 
         `tokens`: the ids of the new tokens, packed, so that full blocks are published to the prefix index. `NoPages` when the cache is full now.
         `stream`: of all work until the end. `replay`: the step is computed by launching the CUDA graph that an earlier one of its shape was
         captured in (docs/cuda.md); calls on layers are refused. `partial`: it may end without K and V in every layer, and publishes
-        nothing; without it such an end is refused where the library alone writes the pool.
+        nothing; without it such an end is refused where the library alone writes the pool. `whole_spans`: spans that end behind the tokens
+        of their sequence are refused, not cut.
         """
         if not hasattr(seqs, "__len__"):
             seqs = _listed(seqs)
@@ -301,7 +312,9 @@ class Cache(DebugAccess):
                 positions,
                 cross_lengths,
                 self.plan._stream(stream),
-                (_capi.KVC_FORWARD_REPLAY if replay else 0) | (_capi.KVC_FORWARD_PARTIAL if partial else 0),
+                (_capi.KVC_FORWARD_REPLAY if replay else 0)
+                | (_capi.KVC_FORWARD_PARTIAL if partial else 0)
+                | (_capi.KVC_FORWARD_WHOLE_SPANS if whole_spans else 0),
             ),
         )
         self._positions_given |= positions is not None
@@ -380,14 +393,15 @@ class Cache(DebugAccess):
         *,
         model_id: str | None = None,
         convert: bool = False,
+        publish: bool = True,
         stream: Any = None,
     ) -> None:
         """Add the sequences of a state file under new ids; none of their tokens has to be computed again.
 
         `source`: a path, or the bytes of a file. `model_id`: what the file must have been saved with. `convert`: rows of other float types
-        are converted. `Unsupported` names the field where the layout differs; `Corrupt` a damaged file; `NoPages` when the cache is full now.
+        are converted. `publish=False`: the prefix index gets nothing of them, for files of other weights. `Unsupported` names the field where the layout differs; `Corrupt` a damaged file; `NoPages` when the cache is full now.
         """
-        _capi.kvc_seq_load(self._handle, load_desc(source, model_id, convert), seqs, self.plan._stream(stream))
+        _capi.kvc_seq_load(self._handle, load_desc(source, model_id, convert, publish), seqs, self.plan._stream(stream))
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentTypeError(

@@ -15,8 +15,8 @@ __all__ = ["Source", "describe_state_file"]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 
-def load_desc(source: Any, model_id: str | None = None, convert: bool = False) -> tuple[Any, ...]:
-    flags = _capi.KVC_LOAD_CONVERT if convert else 0
+def load_desc(source: Any, model_id: str | None = None, convert: bool = False, publish: bool = True) -> tuple[Any, ...]:
+    flags = (_capi.KVC_LOAD_CONVERT if convert else 0) | (0 if publish else _capi.KVC_LOAD_NO_PUBLISH)
     if isinstance(source, (str, os.PathLike)):
         return (path_of(source), None, model_id, flags)
     if isinstance(source, (bytearray, memoryview)):

@@ -489,6 +489,7 @@ HANDLERS = {
     "add": lambda p, step: p.cache.add(step["seq"]),
     "remove": lambda p, step: p.cache.remove(step["seq"]),
     "checkpoint": lambda p, step: p.cache.state_checkpoint(step["seq"]),
+    "release": lambda p, step: p.cache.state_checkpoint_release(step["seq"], step["pos"]),
     "fork": lambda p, step: p.cache.fork(step["parent"], step["child"], step["pos"]),
     "pop": lambda p, step: p.cache.pop(step["seq"], step["n"]),
     "shift": lambda p, step: p.cache.shift(step["seq"], step["begin"], step["end"], step["delta"]),
@@ -504,6 +505,10 @@ HANDLERS = {
     "can": lambda p, step: p.answer(
         step, "nearest", p.cache.can(step["seq"], step["what"], step["pos"])
     ),
+    "around": lambda p, step: [
+        p.answer(step, key, value)
+        for key, value in zip(("below", "above"), p.cache.positions(step["seq"], step["what"], step["pos"]))
+    ],
     "export_pool": export_pool,
     "stored": stored("debug_get_layer", "seq", "layer", "begin", "end"),
     "stored_kv": stored("debug_get_kv", "seq", "begin", "end"),

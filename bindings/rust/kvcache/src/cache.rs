@@ -224,6 +224,12 @@ impl CacheRef {
         check(|error| unsafe { (loaded().state_checkpoint)(self.as_mut_ptr(), seq, error) })
     }
 
+    /// Gives up the checkpoint at `pos`: its state slot serves others.
+    pub fn release_checkpoint(&mut self, seq: SeqId, pos: i64) -> Result<()> {
+        // SAFETY: exclusive.
+        check(|error| unsafe { (loaded().state_checkpoint_release)(self.as_mut_ptr(), seq, pos, error) })
+    }
+
     /// Committed tokens of a sequence.
     pub fn length(&self, seq: SeqId) -> Result<i64> {
         // SAFETY: shared, one output.
@@ -253,14 +259,25 @@ impl CacheRef {
         })
     }
 
-    /// The position nearest to `pos` where `op` is possible: `pos` itself when it is; `None` when there is
-    /// none.
+    /// The nearest position at or below `pos` where `op` is possible: `pos` itself when it is; `None` when
+    /// there is none.
     pub fn can(&self, seq: SeqId, op: SeqOp, pos: i64) -> Result<Option<i64>> {
         // SAFETY: shared, one output.
         let nearest = check_out(0, |out, error| unsafe {
             (loaded().seq_can)(self.as_ptr(), seq, op.to_raw(), pos, out, error)
         })?;
         Ok((nearest >= 0).then_some(nearest))
+    }
+
+    /// The nearest positions at or below `pos` and at or above it where `op` is possible, as
+    /// [`CacheRef::can`].
+    pub fn positions(&self, seq: SeqId, op: SeqOp, pos: i64) -> Result<(Option<i64>, Option<i64>)> {
+        let mut above = 0;
+        // SAFETY: shared, two outputs.
+        let below = check_out(0, |out, error| unsafe {
+            (loaded().seq_positions)(self.as_ptr(), seq, op.to_raw(), pos, out, &mut above, error)
+        })?;
+        Ok(((below >= 0).then_some(below), (above >= 0).then_some(above)))
     }
 
     /// Accepts a path of each sequence's token tree: from the root to `leaves[i]`; -1 keeps nothing.

@@ -19,6 +19,9 @@ pub struct LoadOptions {
     pub model_id: Option<String>,
     /// Rows and states of other float types are converted.
     pub convert: bool,
+    /// The prefix index gets nothing of the sequences, and shares no page with them: for files of other
+    /// weights.
+    pub no_publish: bool,
     /// Where the copies are enqueued.
     pub stream: Stream,
 }
@@ -143,6 +146,9 @@ impl CacheRef {
         desc.model_id = optional(&model_id);
         if options.convert {
             desc.flags |= sys::KVC_LOAD_CONVERT;
+        }
+        if options.no_publish {
+            desc.flags |= sys::KVC_LOAD_NO_PUBLISH;
         }
         // SAFETY: exclusive; an array with its length; memory and texts that live as long as the call.
         check(|error| unsafe {

@@ -24,6 +24,7 @@ pub struct Batch<'a> {
     stream: Stream,
     replay: bool,
     partial: bool,
+    whole_spans: bool,
 }
 
 impl<'a> Batch<'a> {
@@ -39,6 +40,7 @@ impl<'a> Batch<'a> {
             stream: Stream::LEGACY,
             replay: false,
             partial: false,
+            whole_spans: false,
         }
     }
 
@@ -91,6 +93,13 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn partial(mut self) -> Self {
         self.partial = true;
+        self
+    }
+
+    /// Spans that end behind the tokens of their sequence are refused. Without it they are cut there.
+    #[must_use]
+    pub fn whole_spans(mut self) -> Self {
+        self.whole_spans = true;
         self
     }
 
@@ -180,7 +189,8 @@ impl CacheRef {
             cross_lengths: batch.cross_lengths.map_or(null(), <[_]>::as_ptr),
             stream: batch.stream.raw(),
             flags: if batch.replay { sys::KVC_FORWARD_REPLAY } else { 0 }
-                | if batch.partial { sys::KVC_FORWARD_PARTIAL } else { 0 },
+                | if batch.partial { sys::KVC_FORWARD_PARTIAL } else { 0 }
+                | if batch.whole_spans { sys::KVC_FORWARD_WHOLE_SPANS } else { 0 },
             ..Default::default()
         };
         let mut raw = null_mut();

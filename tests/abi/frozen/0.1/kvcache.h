@@ -1170,7 +1170,8 @@ KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq,
  * that kvc_seq_shift has moved.
  *
  * Expected:  KVC_E_OUT_OF_RANGE      pos needs tokens that a window has dropped, or a state without
- *                                    a checkpoint there (detail = the nearest possible position).
+ *                                    a checkpoint there. The message says which; detail = the
+ *                                    nearest possible position below, see kvc_seq_positions.
  * Misuse:    KVC_E_OUT_OF_RANGE      pos < -1, or beyond the length.
  *            KVC_E_NOT_FOUND         parent.
  *            KVC_E_ALREADY_EXISTS, KVC_E_INVALID_ARGUMENT  child.
@@ -1185,6 +1186,9 @@ KVC_API kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq parent, kvc_seq child,
  *
  * It is a forward of one sequence with KVC_FORWARD_PARTIAL in which no layer gets rows: they read
  * as that says, and the prefix index gets no block that contains one of these tokens.
+ *
+ * To have the rows found as prefixes, begin a forward with their token ids instead, import into its
+ * pages (kvc_export_page_table says which), and end it: kvc_forward_end publishes full blocks.
  *
  * Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
  *            KVC_E_NEVER_FITS        As kvc_forward_begin.
@@ -1208,8 +1212,8 @@ KVC_API kvc_status kvc_seq_reserve(kvc_cache *cache, kvc_seq seq, int64_t n,
  * kvc_seq_set_window keep none.
  *
  * Expected:  KVC_E_OUT_OF_RANGE   The rest would need tokens that a window has dropped, or a state
- *                                 without a checkpoint there (detail = the nearest possible
- *                                 position).
+ *                                 without a checkpoint there. The message says which; detail = the
+ *                                 nearest possible position below, see kvc_seq_positions.
  * Misuse:    KVC_E_OUT_OF_RANGE   n.
  *            KVC_E_NOT_FOUND      No such sequence.
  *            KVC_E_BUSY           It is in the open forward.
@@ -1320,7 +1324,8 @@ KVC_API kvc_status kvc_seq_list(const kvc_cache *cache, kvc_seq *KVC_NULLABLE id
  *
  * *out_missing_pages = 0: yes. > 0: pages and state slots that are missing now, added up.
  * Copy-on-write pages are counted, encoder tokens are not. A sequence with an uncommitted tree is
- * taken to be extended as a tree; a first tree needs what a plain append of as many tokens needs.
+ * taken to be extended by roots. A first tree needs what a plain append of as many tokens needs;
+ * where its nodes would exceed max_seq_len as plain tokens, this answers KVC_E_NEVER_FITS.
  * Arrays are borrowed for the call.
  *
  * Expected:  KVC_E_NEVER_FITS        As kvc_forward_begin.
@@ -1344,10 +1349,10 @@ enum {
 /* Asks whether the sequence could be forked at, popped back to, or shifted at position `pos` (-1:
  * its end).
  *
- * *out_nearest is the nearest position where it could (ties: the smaller): `pos` itself when yes;
- * -1 when there is none, or where the operation is refused at every position. A pos beyond the
- * length is taken for the length; SHIFT at the end asks for the last token. Pages for private
- * copies are not asked for.
+ * *out_nearest is the nearest position at or below `pos` where it could: `pos` itself when yes, -1
+ * when there is none. An edit of the text from `pos` on goes back to it. A pos beyond the length is
+ * taken for the length; SHIFT at the end asks for the last token. Pages for private copies are not
+ * asked for.
  *
  * Misuse:    KVC_E_NOT_FOUND      No such sequence.
  *            KVC_E_UNSUPPORTED    Unknown op.
@@ -1357,6 +1362,19 @@ enum {
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_seq_can(const kvc_cache *cache, kvc_seq seq, kvc_seq_op op, int64_t pos,
                                int64_t *out_nearest, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Asks for the possible positions on both sides of `pos`, as kvc_seq_can takes it.
+ *
+ *   out_below   the nearest at or below
+ *   out_above   the nearest at or above
+ *
+ * Both are `pos` where the operation is possible there. -1: there is none on that side.
+ *
+ * Misuse:    as kvc_seq_can.
+ * Threading: shared. Device: host only. */
+KVC_API kvc_status kvc_seq_positions(const kvc_cache *cache, kvc_seq seq, kvc_seq_op op,
+                                     int64_t pos, int64_t *out_below, int64_t *out_above,
+                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* ============================================================================================== */
 /* Forward: one open handle over a batch of sequences                                             */
@@ -1403,7 +1421,11 @@ enum {
    * are popped: no later forward, fork, swap or kvc_prefix_insert publishes a block that holds one.
    * They read as zeros on the CPU where the library owns the pool and nothing is exported, and with
    * KVC_CONFIG_CLEAR_PAGES; else as whatever their page held before. */
-  KVC_FORWARD_PARTIAL = 2
+  KVC_FORWARD_PARTIAL = 2,
+  /* kvc_attn_opt.spans that end behind the tokens which their sequence has with this forward are
+   * refused with KVC_E_OUT_OF_RANGE. Without it they are cut there: the rows of an image that a
+   * chunk of the prompt cuts in two see only its first part, and stay as they are. */
+  KVC_FORWARD_WHOLE_SPANS = 4
 };
 
 /* Opens a forward: checks everything, reserves pages, and makes private what the new tokens share.
@@ -1415,8 +1437,10 @@ enum {
  *
  * Expected:  KVC_E_NO_PAGES    Full now: pages, or state slots, the message says which (detail =
  *                              missing).
- *            KVC_E_NEVER_FITS  One sequence alone would exceed the pool, max_seq_len, or, with the
- *                              checkpoints that the caller made, num_state_slots.
+ *            KVC_E_NEVER_FITS  One sequence alone (detail) would exceed the pool, max_seq_len, or,
+ *                              with the checkpoints that the caller made, num_state_slots. The
+ *                              deepest path of a tree counts against max_seq_len, all of its nodes
+ *                              against the pool.
  * Misuse:    KVC_E_BUSY              A forward is open.
  *            KVC_E_NOT_FOUND         A sequence does not exist.
  *            KVC_E_INVALID_ARGUMENT  An empty batch, a duplicate id, a length < 1, a tree parent
@@ -1805,7 +1829,8 @@ KVC_API kvc_status kvc_prefix_evict(kvc_cache *cache, int64_t pages,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Forgets the whole index, pins and host copies too (new weights), and detaches all tiers.
- * Sequences keep their pages, but what they have computed so far is never published.
+ * Sequences keep their pages, but what they have computed so far is never published. State files of
+ * the old weights are loaded with KVC_LOAD_NO_PUBLISH.
  *
  * Misuse:    KVC_E_BUSY  A forward is open.
  * Threading: exclusive. Device: host only. */
@@ -2001,8 +2026,9 @@ KVC_API kvc_status kvc_pages_export(const kvc_cache *cache, int32_t layer, const
  *   ids   int64 [n] on the CPU, any n >= 0
  *   in    uint8 [n, kvc_layer_info.page_bytes] on the CPU, contiguous rows
  *
- * kvc_seq_reserve makes a sequence with pages to import into. From here on the host program counts
- * as writing the pool itself, as after kvc_export_pool.
+ * kvc_seq_reserve makes a sequence with pages to import into, and says how imported rows are found
+ * as prefixes. From here on the host program counts as writing the pool itself, as after
+ * kvc_export_pool.
  *
  * Misuse:    tensors                 ids, in.
  *            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
@@ -2089,7 +2115,11 @@ typedef struct kvc_save_desc {
 
 /* Flags of kvc_load_desc. */
 enum {
-  KVC_LOAD_CONVERT = 1 /* Rows and states of other activation types are converted. */
+  /* Rows and states of other activation types are converted. */
+  KVC_LOAD_CONVERT = 1,
+  /* The prefix index gets no block of the sequences, and no page of it is shared with them: their
+   * tokens count as unknown. For files of other weights, as before kvc_prefix_reset. */
+  KVC_LOAD_NO_PUBLISH = 2
 };
 
 /* Where a state file comes from. Exactly one of path, data and read is set. All is borrowed for the
@@ -2503,7 +2533,8 @@ KVC_API kvc_status kvc_kv_gather(kvc_forward *fwd, int32_t layer, kvc_seq seq,
  *    What is set becomes the state when the forward ends. A state that is not set is carried on. An
  *    empty sequence has the initial state.
  * 3. Checkpoints are kept where a forward ends on a multiple of config.state_stride (until their
- *    memory is needed), and by kvc_state_checkpoint (until popped below).
+ *    memory is needed), and by kvc_state_checkpoint (until popped below, or given up by
+ *    kvc_state_checkpoint_release).
  * 4. B is the number of sequences of the batch.
  *
  * Misuse that functions on a forward share; comments say "state":
@@ -2543,6 +2574,21 @@ KVC_API kvc_status kvc_state_set(kvc_forward *fwd, int32_t layer, int32_t state,
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_state_checkpoint(kvc_cache *cache, kvc_seq seq,
                                         kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Gives up the checkpoint at position `pos`: its state slot is free once nobody else keeps it. The
+ * sequence cannot be forked or popped to `pos` any more, unless that is its length. What the prefix
+ * index has of it stays there.
+ *
+ * One checkpoint before each round of speculation, given up when the round is over, takes one slot.
+ *
+ * Misuse:    KVC_E_NOT_FOUND      No such sequence (detail = seq), or it has no checkpoint there
+ *                                 (detail = the nearest one below, -1: none).
+ *            KVC_E_BUSY           It is in the open forward.
+ *            KVC_E_UNSUPPORTED    No STATE layer.
+ *            KVC_E_INVALID_STATE  It is swapped out.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_state_checkpoint_release(kvc_cache *cache, kvc_seq seq, int64_t pos,
+                                                kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Decay of a linear attention layer. Per head, with state S [Dk, Dv], for each token t in order:
  *

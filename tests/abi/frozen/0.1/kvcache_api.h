@@ -285,6 +285,10 @@ typedef struct kvc_api {
                               kvc_error *KVC_NULLABLE err);
   kvc_status (*cache_trim)(kvc_cache *cache, uint64_t *KVC_NULLABLE out_released,
                            kvc_error *KVC_NULLABLE err);
+  kvc_status (*seq_positions)(const kvc_cache *cache, kvc_seq seq, kvc_seq_op op, int64_t pos,
+                              int64_t *out_below, int64_t *out_above, kvc_error *KVC_NULLABLE err);
+  kvc_status (*state_checkpoint_release)(kvc_cache *cache, kvc_seq seq, int64_t pos,
+                                         kvc_error *KVC_NULLABLE err);
   /* End of version 0.1. */
 } kvc_api;
 

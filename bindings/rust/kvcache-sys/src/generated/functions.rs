@@ -489,7 +489,8 @@ extern "C" {
     /// that kvc_seq_shift has moved.
     ///
     /// Expected:  KVC_E_OUT_OF_RANGE      pos needs tokens that a window has dropped, or a state without
-    ///                                    a checkpoint there (detail = the nearest possible position).
+    ///                                    a checkpoint there. The message says which; detail = the
+    ///                                    nearest possible position below, see kvc_seq_positions.
     /// Misuse:    KVC_E_OUT_OF_RANGE      pos < -1, or beyond the length.
     ///            KVC_E_NOT_FOUND         parent.
     ///            KVC_E_ALREADY_EXISTS, KVC_E_INVALID_ARGUMENT  child.
@@ -510,6 +511,9 @@ extern "C" {
     /// ```text
     /// It is a forward of one sequence with KVC_FORWARD_PARTIAL in which no layer gets rows: they read
     /// as that says, and the prefix index gets no block that contains one of these tokens.
+    ///
+    /// To have the rows found as prefixes, begin a forward with their token ids instead, import into its
+    /// pages (kvc_export_page_table says which), and end it: kvc_forward_end publishes full blocks.
     ///
     /// Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
     ///            KVC_E_NEVER_FITS        As kvc_forward_begin.
@@ -540,8 +544,8 @@ extern "C" {
     /// kvc_seq_set_window keep none.
     ///
     /// Expected:  KVC_E_OUT_OF_RANGE   The rest would need tokens that a window has dropped, or a state
-    ///                                 without a checkpoint there (detail = the nearest possible
-    ///                                 position).
+    ///                                 without a checkpoint there. The message says which; detail = the
+    ///                                 nearest possible position below, see kvc_seq_positions.
     /// Misuse:    KVC_E_OUT_OF_RANGE   n.
     ///            KVC_E_NOT_FOUND      No such sequence.
     ///            KVC_E_BUSY           It is in the open forward.
@@ -668,7 +672,8 @@ extern "C" {
     /// ```text
     /// *out_missing_pages = 0: yes. > 0: pages and state slots that are missing now, added up.
     /// Copy-on-write pages are counted, encoder tokens are not. A sequence with an uncommitted tree is
-    /// taken to be extended as a tree; a first tree needs what a plain append of as many tokens needs.
+    /// taken to be extended by roots. A first tree needs what a plain append of as many tokens needs;
+    /// where its nodes would exceed max_seq_len as plain tokens, this answers KVC_E_NEVER_FITS.
     /// Arrays are borrowed for the call.
     ///
     /// Expected:  KVC_E_NEVER_FITS        As kvc_forward_begin.
@@ -691,10 +696,10 @@ extern "C" {
     /// (-1: its end).
     ///
     /// ```text
-    /// *out_nearest is the nearest position where it could (ties: the smaller): `pos` itself when yes;
-    /// -1 when there is none, or where the operation is refused at every position. A pos beyond the
-    /// length is taken for the length; SHIFT at the end asks for the last token. Pages for private
-    /// copies are not asked for.
+    /// *out_nearest is the nearest position at or below `pos` where it could: `pos` itself when yes, -1
+    /// when there is none. An edit of the text from `pos` on goes back to it. A pos beyond the length is
+    /// taken for the length; SHIFT at the end asks for the last token. Pages for private copies are not
+    /// asked for.
     ///
     /// Misuse:    KVC_E_NOT_FOUND      No such sequence.
     ///            KVC_E_UNSUPPORTED    Unknown op.
@@ -711,6 +716,26 @@ extern "C" {
         out_nearest: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
+    /// Asks for the possible positions on both sides of `pos`, as kvc_seq_can takes it.
+    ///
+    /// ```text
+    /// out_below   the nearest at or below
+    ///   out_above   the nearest at or above
+    ///
+    /// Both are `pos` where the operation is possible there. -1: there is none on that side.
+    ///
+    /// Misuse:    as kvc_seq_can.
+    /// Threading: shared. Device: host only.
+    /// ```
+    pub fn kvc_seq_positions(
+        cache: *const kvc_cache,
+        seq: kvc_seq,
+        op: kvc_seq_op,
+        pos: i64,
+        out_below: *mut i64,
+        out_above: *mut i64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
     /// Opens a forward: checks everything, reserves pages, and makes private what the new tokens
     /// share.
     ///
@@ -722,8 +747,10 @@ extern "C" {
     ///
     /// Expected:  KVC_E_NO_PAGES    Full now: pages, or state slots, the message says which (detail =
     ///                              missing).
-    ///            KVC_E_NEVER_FITS  One sequence alone would exceed the pool, max_seq_len, or, with the
-    ///                              checkpoints that the caller made, num_state_slots.
+    ///            KVC_E_NEVER_FITS  One sequence alone (detail) would exceed the pool, max_seq_len, or,
+    ///                              with the checkpoints that the caller made, num_state_slots. The
+    ///                              deepest path of a tree counts against max_seq_len, all of its nodes
+    ///                              against the pool.
     /// Misuse:    KVC_E_BUSY              A forward is open.
     ///            KVC_E_NOT_FOUND         A sequence does not exist.
     ///            KVC_E_INVALID_ARGUMENT  An empty batch, a duplicate id, a length < 1, a tree parent
@@ -1040,7 +1067,8 @@ extern "C" {
     /// Forgets the whole index, pins and host copies too (new weights), and detaches all tiers.
     ///
     /// ```text
-    /// Sequences keep their pages, but what they have computed so far is never published.
+    /// Sequences keep their pages, but what they have computed so far is never published. State files of
+    /// the old weights are loaded with KVC_LOAD_NO_PUBLISH.
     ///
     /// Misuse:    KVC_E_BUSY  A forward is open.
     /// Threading: exclusive. Device: host only.
@@ -1220,8 +1248,9 @@ extern "C" {
     /// ids   int64 [n] on the CPU, any n >= 0
     ///   in    uint8 [n, kvc_layer_info.page_bytes] on the CPU, contiguous rows
     ///
-    /// kvc_seq_reserve makes a sequence with pages to import into. From here on the host program counts
-    /// as writing the pool itself, as after kvc_export_pool.
+    /// kvc_seq_reserve makes a sequence with pages to import into, and says how imported rows are found
+    /// as prefixes. From here on the host program counts as writing the pool itself, as after
+    /// kvc_export_pool.
     ///
     /// Misuse:    tensors                 ids, in.
     ///            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
@@ -1677,6 +1706,28 @@ extern "C" {
     pub fn kvc_state_checkpoint(
         cache: *mut kvc_cache,
         seq: kvc_seq,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Gives up the checkpoint at position `pos`: its state slot is free once nobody else keeps it.
+    ///
+    /// ```text
+    /// The
+    /// sequence cannot be forked or popped to `pos` any more, unless that is its length. What the prefix
+    /// index has of it stays there.
+    ///
+    /// One checkpoint before each round of speculation, given up when the round is over, takes one slot.
+    ///
+    /// Misuse:    KVC_E_NOT_FOUND      No such sequence (detail = seq), or it has no checkpoint there
+    ///                                 (detail = the nearest one below, -1: none).
+    ///            KVC_E_BUSY           It is in the open forward.
+    ///            KVC_E_UNSUPPORTED    No STATE layer.
+    ///            KVC_E_INVALID_STATE  It is swapped out.
+    /// Threading: exclusive. Device: host only.
+    /// ```
+    pub fn kvc_state_checkpoint_release(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        pos: i64,
         err: *mut kvc_error,
     ) -> kvc_status;
     /// Computes linear attention over the new tokens, as a step or as chunked prefill: reads and

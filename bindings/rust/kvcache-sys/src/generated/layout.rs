@@ -142,7 +142,7 @@ layouts! {
         struct_size @ 0, ext @ 8, executor @ 16, cpu_isa @ 24, full @ 28, attn @ 32, positions @ 40,
         rope @ 48, stream @ 56,
     }
-    kvc_api = 936 {
+    kvc_api = 952 {
         struct_size @ 0, abi_version @ 8, reserved @ 12, get_abi_version @ 16, version_string @ 24,
         status_name @ 32, has_feature @ 40, device_query @ 48, set_logger @ 56, config_init @ 64,
         plan_create @ 72, plan_destroy @ 80, plan_info_get @ 88, plan_layer_get @ 96,
@@ -171,6 +171,7 @@ layouts! {
         state_file_describe @ 840, seq_reserve @ 848, pages_export @ 856, pages_import @ 864,
         tier_attach @ 872, tier_attach_file @ 880, tier_detach @ 888, tier_flush @ 896,
         tier_stats_get @ 904, op_quantize @ 912, op_dequantize @ 920, cache_trim @ 928,
+        seq_positions @ 936, state_checkpoint_release @ 944,
     }
     DLDevice = 8 {
         device_type @ 0, device_id @ 4,

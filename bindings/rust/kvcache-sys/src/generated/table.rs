@@ -863,4 +863,21 @@ pub struct kvc_api {
         out_released: *mut u64,
         err: *mut kvc_error,
     ) -> kvc_status,
+    /// [`kvc_seq_positions`]
+    pub seq_positions: unsafe extern "C" fn(
+        cache: *const kvc_cache,
+        seq: kvc_seq,
+        op: kvc_seq_op,
+        pos: i64,
+        out_below: *mut i64,
+        out_above: *mut i64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_state_checkpoint_release`]
+    pub state_checkpoint_release: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        pos: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
 }

@@ -969,6 +969,10 @@ pub const KVC_FORWARD_REPLAY: u64 = 1;
 /// zeros on the CPU where the library owns the pool and nothing is exported, and with
 /// KVC_CONFIG_CLEAR_PAGES; else as whatever their page held before.
 pub const KVC_FORWARD_PARTIAL: u64 = 2;
+/// kvc_attn_opt.spans that end behind the tokens which their sequence has with this forward are
+/// refused with KVC_E_OUT_OF_RANGE. Without it they are cut there: the rows of an image that a
+/// chunk of the prompt cuts in two see only its first part, and stay as they are.
+pub const KVC_FORWARD_WHOLE_SPANS: u64 = 4;
 
 /// The same call gives the same bits. Always so on the CPU.
 pub const KVC_ATTN_DETERMINISTIC: u64 = 1;
@@ -1200,6 +1204,9 @@ pub struct kvc_save_desc {
 
 /// Rows and states of other activation types are converted.
 pub const KVC_LOAD_CONVERT: u64 = 1;
+/// The prefix index gets no block of the sequences, and no page of it is shared with them: their
+/// tokens count as unknown. For files of other weights, as before kvc_prefix_reset.
+pub const KVC_LOAD_NO_PUBLISH: u64 = 2;
 
 /// Where a state file comes from.
 ///

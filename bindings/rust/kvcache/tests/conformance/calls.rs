@@ -161,8 +161,10 @@ fn store(cache: &mut CacheRef, step: Fields<'_>) -> Answer {
 /// Calls on the cache; `None` for those on a forward.
 fn on_cache(p: &mut Player, target: &mut Target<'_, '_>, step: Fields<'_>) -> Option<Played> {
     let op = step.text("op");
-    if !matches!(op, "stored" | "stored_kv" | "stored_mla" | "stored_state" | "can" | "can_append" | "match")
-    {
+    if !matches!(
+        op,
+        "stored" | "stored_kv" | "stored_mla" | "stored_state" | "can" | "around" | "can_append" | "match"
+    ) {
         return on_cache_mut(p, target.cache_mut(), step);
     }
     let cache = target.cache();
@@ -171,6 +173,14 @@ fn on_cache(p: &mut Player, target: &mut Target<'_, '_>, step: Fields<'_>) -> Op
             let what = kind!(step, "what", SeqOp, kvc_seq_op);
             let found = cache.can(step.seq(), what, step.int("pos"));
             found.map(|nearest| p.answer(step, "nearest", nearest.unwrap_or(-1)))
+        }
+        "around" => {
+            let what = kind!(step, "what", SeqOp, kvc_seq_op);
+            let found = cache.positions(step.seq(), what, step.int("pos"));
+            found.map(|(below, above)| {
+                p.answer(step, "below", below.unwrap_or(-1));
+                p.answer(step, "above", above.unwrap_or(-1));
+            })
         }
         "can_append" => {
             let missing = cache.can_append(&step.ints("seqs"), &step.ints("lengths"));
@@ -206,6 +216,7 @@ fn on_cache_mut(p: &mut Player, cache: &mut CacheRef, step: Fields<'_>) -> Optio
         "add" => cache.add(step.seq()),
         "remove" => cache.remove(step.seq()),
         "checkpoint" => cache.checkpoint(step.seq()),
+        "release" => cache.release_checkpoint(step.seq(), step.int("pos")),
         "fork" => {
             let pos = Some(step.int("pos")).filter(|pos| *pos != -1);
             cache.fork(step.int("parent"), step.int("child"), pos)
