@@ -1,4 +1,4 @@
-"""Runs the C of README.md, docs/guide.md, docs/state_files.md and docs/tiers.md against the build's library, and compares README's snippets in other languages with those
+"""Runs the C of README.md, docs/guide.md, docs/recipes.md, docs/state_files.md and docs/tiers.md against the build's library, and compares README's snippets in other languages with those
 of the bindings, whose tests run them.
 
 Usage: readme.py <build folder> <C compiler> <DLPack include folder>
@@ -12,6 +12,10 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+# The snippets of pages leave statuses out, and OpenMP need not be there.
+LOOSE = ["-Wno-unused-result", "-Wno-unknown-pragmas"]
 
 
 def run(command, **options):
@@ -81,6 +85,124 @@ int main(void) {
 """
 
 
+# The snippets of docs/recipes.md: on a model with a state, then on plain attention, whose pages a second cache has filled.
+RECIPES = """
+#include <kvcache.h>
+#include <stdio.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#else
+#define omp_get_thread_num() 0
+#endif
+
+static kvc_error err = {.struct_size = sizeof err};
+static kvc_plan *plan;
+static float row_data[16 * 2 * 16], out_data[16 * 2 * 16];
+static unsigned char bytes_of_pages[65536];
+
+static int failed(int line) {
+  return err.status != KVC_OK ? printf("recipe before line %d: %s\\n", line, err.message), 1 : 0;
+}
+
+static DLTensor rows(float *data, int64_t *shape) {
+  return (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = 3, .dtype = {kDLFloat, 32, 1}, .shape = shape};
+}
+
+static void compute(kvc_cache *cache, kvc_seq seq, int64_t count) {
+  kvc_forward *fwd;
+  kvc_forward_desc desc = {.struct_size = sizeof desc, .num_seqs = 1, .seqs = &seq, .append_lengths = &count};
+  DLTensor x = rows(row_data, (int64_t[]){count, 2, 16}), out = rows(out_data, x.shape);
+  if (kvc_forward_begin(cache, &desc, &fwd, &err)) return;
+  if (kvc_attn(fwd, 0, NULL, &x, &x, &x, &out, NULL, &err) || kvc_forward_end(fwd, &err)) kvc_forward_abort(fwd, NULL);
+}
+
+static int64_t import_pages(kvc_cache *cache, const DLManagedTensorVersioned *table) {
+  const int64_t count = table->dl_tensor.shape[0];
+  int64_t ids[8];
+  for (int64_t i = 0; i < count; ++i) ids[i] = ((const int32_t *)table->dl_tensor.data)[i];
+  kvc_layer_info info = {.struct_size = sizeof info};
+  kvc_plan_layer_get(plan, 0, &info, &err);
+  DLTensor names = {.data = ids, .device = {kDLCPU, 0}, .ndim = 1, .dtype = {kDLInt, 64, 1}, .shape = (int64_t[]){count}};
+  DLTensor in = {.data = bytes_of_pages, .device = {kDLCPU, 0}, .ndim = 2, .dtype = {kDLUInt, 8, 1}};
+  in.shape = (int64_t[]){count, (int64_t)info.page_bytes};
+  kvc_pages_import(cache, 0, &names, &in, NULL, &err);
+  return count;
+}
+
+static kvc_cache *make(kvc_layer *layers, int32_t num_layers, const kvc_executor *own) {
+  kvc_config config = {.struct_size = sizeof config, .num_layers = num_layers, .layers = layers, .num_pages = 32};
+  config.executor = own;
+  kvc_cache *cache = NULL;
+  if (kvc_plan_create(&config, &plan, &err) == KVC_OK) (void)kvc_cache_create(plan, &cache, &err);
+  return cache;
+}
+
+SNIPPET(kvc_executor)
+
+int main(void) {
+  int64_t shape[] = {4};
+  const kvc_state_spec state = {.struct_size = sizeof state, .ndim = 1, .shape = shape};
+  kvc_layer layers[2] = {{.struct_size = sizeof layers[0], .num_q_heads = 2, .num_kv_heads = 2, .k_dim = 16},
+                         {.struct_size = sizeof layers[0], .kind = KVC_LAYER_STATE, .num_states = 1, .states = &state}};
+  kvc_cache *cache = make(layers, 2, &executor);
+  if (failed(__LINE__)) return 1;
+  const kvc_seq seq = 1, edited = 2;
+  kvc_seq_add(cache, seq, &err);
+  compute(cache, seq, 5);
+  {
+    SNIPPET
+    if (failed(__LINE__)) return 1;
+  }
+  const int64_t pos = 3;
+  {
+    SNIPPET
+    if (failed(__LINE__) || below != 0) return puts("the edit"), 1;
+  }
+  kvc_cache_destroy(cache);
+  kvc_plan_destroy(plan);
+
+  cache = make(layers, 1, NULL);
+  if (failed(__LINE__)) return 1;
+  kvc_seq_add(cache, seq, &err);
+  const int32_t ids[32] = {5, 6, 7};
+  const int64_t length = 32;
+  kvc_forward *fwd;
+  kvc_forward_desc desc = {.struct_size = sizeof desc, .num_seqs = 1, .seqs = &seq, .append_lengths = &length};
+  SNIPPET
+  {
+    SNIPPET
+    kvc_prefix_query query = {.struct_size = sizeof query, .tokens = ids, .num_tokens = 32};
+    int64_t hit = 0;
+    kvc_prefix_match(cache, &query, &hit, &err);
+    if (failed(__LINE__) || num_pages != 2 || hit < 16) return printf("hit %lld\\n", (long long)hit), 1;
+  }
+  static unsigned char file[1 << 20];
+  kvc_save_desc save = {.struct_size = sizeof save, .data = file, .size = sizeof file};
+  uint64_t size = 0;
+  kvc_seq_save(cache, 1, &seq, &save, NULL, &size, &err);
+  kvc_load_desc load = {.struct_size = sizeof load, .data = file, .size = (size_t)size};
+  {
+    SNIPPET
+    if (failed(__LINE__)) return 1;
+  }
+  {
+    SNIPPET
+    if (failed(__LINE__) || !kvc_cache_is_empty(cache)) return 1;
+  }
+  kvc_layer_info layer = {.struct_size = sizeof layer};
+  kvc_plan_info info = {.struct_size = sizeof info};
+  {
+    SNIPPET
+    if (failed(__LINE__) || layer.bytes_per_token == 0 || info.pool_bytes == 0) return 1;
+  }
+  kvc_cache_destroy(cache);
+  kvc_plan_destroy(plan);
+  return puts("recipes: ok") < 0;
+}
+"""
+
+
 # The snippets of docs/state_files.md and docs/tiers.md.
 PAGES = """
 #include <kvcache.h>
@@ -121,6 +243,11 @@ def filled(program, *pages):
     found = [text for page in pages for text in snippets(page, "c")]
     if len(found) != program.count("SNIPPET"):
         sys.exit(f"readme: {pages} have {len(found)} snippets in C, expected {program.count('SNIPPET')}: put each into the program above")
+    # One that has its place out of order is named by a word of it.
+    for word in re.findall(r"SNIPPET\((\w+)\)", program):
+        named = next(text for text in found if word in text)
+        found.remove(named)
+        program = program.replace(f"SNIPPET({word})", named)
     for text in found:
         program = program.replace("SNIPPET", text, 1)
     return program
@@ -143,10 +270,10 @@ def main():
         sys.exit("readme: README.md has no program in C")
     check_heart(heart, programs[0])
     with tempfile.TemporaryDirectory() as scratch:
-        # The snippets of pages leave statuses out, to be short.
         guide = filled(GUIDE, "docs/guide.md")
         pages = filled(PAGES, "docs/state_files.md", "docs/tiers.md")
-        for number, (text, more) in enumerate([*((text, []) for text in programs), *((text, ["-Wno-unused-result"]) for text in (guide, pages))]):
+        recipes = filled(RECIPES, "docs/recipes.md")
+        for number, (text, more) in enumerate([*((text, []) for text in programs), *((text, LOOSE) for text in (guide, pages, recipes))]):
             source = pathlib.Path(scratch) / f"snippet{number}.c"
             source.write_text(text)
             program = source.with_suffix("")
