@@ -9,6 +9,7 @@
 #include <string>
 #include <system_error>
 
+#include "src/base/cpu_quota.h"
 #include "src/base/error.h"
 #include "src/base/log.h"
 #include "src/base/thread.h"
@@ -17,8 +18,10 @@ namespace kvc {
 
 int32_t available_cores() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return 1;
+  const int32_t cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  // Threads beyond the quota of a container run until it is spent, and then all of them wait.
+  const int32_t quota = cores_by_quota();
+  return std::max(1, quota == 0 ? cores : std::min(cores, quota));
 }
 
 Executor::Executor(int32_t num_threads)

@@ -320,7 +320,8 @@ typedef struct kvc_device_caps {
   int32_t backend_present;    /* 1: caches can be created on this device. */
   int32_t arch;               /* CPU: best kvc_cpu_isa of the machine. CUDA: 10 * compute
                                  capability. 0: unknown. */
-  int32_t num_cores;          /* CPU: hardware threads that this process may use. CUDA:
+  int32_t num_cores;          /* CPU: hardware threads that this process may use, or the CPU quota
+                                 of its control group, rounded down, where that is less. CUDA:
                                  multiprocessors. */
   int32_t page_granularity;   /* Bytes in which memory is committed; 0: unknown. */
   uint64_t dtypes;            /* Storage types that attention reads: KVC_DTYPE_* bits. */
@@ -699,9 +700,9 @@ typedef struct kvc_config {
    * 4. One cache at a time may be made of a plan with borrowed tensors. */
   const DLTensor *const *KVC_NULLABLE pool_tensors;
   int32_t num_pool_tensors;
-  int32_t num_threads;             /* Own CPU threads, the caller's included; 0: one per core; 1:
-                                      the caller's only. Storage on a GPU: 0 or 1, the caller's
-                                      only. */
+  int32_t num_threads;             /* Own CPU threads, the caller's included; 0: one per core
+                                      (kvc_caps.num_cores); 1: the caller's only. Storage on a GPU:
+                                      0 or 1, the caller's only. */
   kvc_cpu_isa cpu_isa;             /* Storage on a GPU: AUTO. */
   int32_t reserved;                /* 0 */
   const kvc_allocator *KVC_NULLABLE allocator; /* Copied. `user` is borrowed until the cache and all

@@ -169,7 +169,8 @@ pub struct kvc_device_caps {
     pub backend_present: i32,
     /// CPU: best kvc_cpu_isa of the machine. CUDA: 10 \* compute capability. 0: unknown.
     pub arch: i32,
-    /// CPU: hardware threads that this process may use. CUDA: multiprocessors.
+    /// CPU: hardware threads that this process may use, or the CPU quota of its control group,
+    /// rounded down, where that is less. CUDA: multiprocessors.
     pub num_cores: i32,
     /// Bytes in which memory is committed; 0: unknown.
     pub page_granularity: i32,
@@ -620,8 +621,8 @@ pub struct kvc_config {
     /// at a time may be made of a plan with borrowed tensors.
     pub pool_tensors: *const *const DLTensor,
     pub num_pool_tensors: i32,
-    /// Own CPU threads, the caller's included; 0: one per core; 1: the caller's only. Storage on a
-    /// GPU: 0 or 1, the caller's only.
+    /// Own CPU threads, the caller's included; 0: one per core (kvc_caps.num_cores); 1: the
+    /// caller's only. Storage on a GPU: 0 or 1, the caller's only.
     pub num_threads: i32,
     /// Storage on a GPU: AUTO.
     pub cpu_isa: kvc_cpu_isa,
