@@ -156,6 +156,7 @@ type Executor struct {
 type Config struct {
 	PadPages            bool // every group has PageSize tokens per page
 	ClearPages          bool // pages and state slots are zeroed before another sequence gets them
+	NoHugePages         bool // memory is committed in the system's small pages
 	Device              Device
 	PageSize            int // tokens per page; 0: 16
 	Layers              []Layer

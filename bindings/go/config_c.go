@@ -192,6 +192,9 @@ func (b *builder) config(config *Config) *C.kvc_config {
 	if config.ClearPages {
 		out.flags |= C.KVC_CONFIG_CLEAR_PAGES
 	}
+	if config.NoHugePages {
+		out.flags |= C.KVC_CONFIG_NO_HUGE_PAGES
+	}
 	if config.Device != (Device{}) {
 		out.device = config.Device.c()
 	}

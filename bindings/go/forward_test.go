@@ -153,6 +153,19 @@ func TestClearedPagesShowNothingOfWhoHadThemBefore(t *testing.T) {
 	}
 }
 
+func TestHugePagesHaveASwitch(t *testing.T) {
+	config := small()
+	config.NoHugePages = true
+	cache := newCache(t, config)
+	ok(t, cache.AddSeq(1))
+	grow(t, cache, 1, 4, 7)
+	config.Storage = kvcache.StorageNone
+	if _, err := load(t).NewCache(config); !errors.Is(err, kvcache.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "NO_HUGE_PAGES") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestATrimGivesFreePagesBack(t *testing.T) {
 	config := small()
 	config.NumPages = 1 << 16

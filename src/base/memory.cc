@@ -1,5 +1,6 @@
 #include "src/base/memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -16,7 +17,6 @@
 namespace kvc {
 namespace {
 
-constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr std::align_val_t kScratchAlignment{64};
 // Buffers have pages of their own: where those of two threads meet in one, both threads are slower
 // by half.
@@ -60,6 +60,16 @@ int64_t system_page_bytes() {
   return bytes.get([] { return int64_t{sysconf(_SC_PAGESIZE)}; });
 }
 
+int64_t largest_page_bytes() {
+  const int file = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return system_page_bytes();
+  char text[64] = {};
+  const ssize_t size = read(file, text, sizeof text - 1);
+  (void)close(file);
+  const bool has_huge_pages = size > 0 && std::strstr(text, "[never]") == nullptr;
+  return has_huge_pages ? kHugePage : system_page_bytes();
+}
+
 int64_t physical_memory_bytes() { return sysconf(_SC_PHYS_PAGES) * system_page_bytes(); }
 
 int64_t available_memory_bytes() { return sysconf(_SC_AVPHYS_PAGES) * system_page_bytes(); }
@@ -96,6 +106,14 @@ ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   return *this;
+}
+
+void ReservedMemory::use_small_pages(int64_t begin, int64_t end) noexcept {
+  const int64_t granularity = system_page_bytes();
+  const int64_t first = align_up(begin, granularity);
+  const int64_t last = std::min(end, bytes_) / granularity * granularity;
+  if (first < last)
+    (void)madvise(data_ + first, static_cast<size_t>(last - first), MADV_NOHUGEPAGE);
 }
 
 void ReservedMemory::make_usable(int64_t begin, int64_t end) {

@@ -8,8 +8,10 @@
 
 namespace kvc {
 
-// Address space that costs nothing until a part is made usable and written. It is aligned to 2 MiB,
-// works in pages, and advises huge pages.
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+// Address space that costs nothing until a part is made usable and written. It works in pages. From
+// 2 MiB on it is aligned to them and advises huge pages.
 class ReservedMemory {
  public:
   ReservedMemory() = default;
@@ -21,6 +23,8 @@ class ReservedMemory {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
+  // Advises small pages for the whole pages inside [begin, end): before the first write.
+  void use_small_pages(int64_t begin, int64_t end) noexcept;
   // Makes [begin, end), widened to whole pages, readable and writable; it is zero at first. Throws
   // NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
@@ -36,6 +40,8 @@ class ReservedMemory {
 };
 
 int64_t system_page_bytes();
+// The largest page that the system commits for memory which advises huge pages.
+int64_t largest_page_bytes();
 int64_t physical_memory_bytes();
 int64_t available_memory_bytes();
 

@@ -71,7 +71,7 @@ kvc_device_caps cpu_caps() {
   caps.backend_present = 1;
   caps.arch = static_cast<int32_t>(kvc::kernels::cpu::detect());
   caps.num_cores = kvc::available_cores();
-  caps.page_granularity = static_cast<int32_t>(kvc::system_page_bytes());
+  caps.page_granularity = static_cast<int32_t>(kvc::largest_page_bytes());
   caps.dtypes = KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16 | KVC_DTYPE_F8_E4M3 |
                 KVC_DTYPE_F8_E5M2 | KVC_DTYPE_INT8;
   for (kvc_cpu_isa isa = KVC_CPU_ISA_REFERENCE; isa <= KVC_CPU_ISA_AVX512_BF16; ++isa) {

@@ -12,7 +12,6 @@ namespace kvc {
 namespace {
 
 constexpr int64_t kCacheLine = 64;
-constexpr int64_t kHugePage = int64_t{2} << 20;
 // Reserved address space costs nothing, so there is room for kvc_cache_resize to grow in place.
 constexpr int64_t kGrowthFactor = 8;
 
@@ -133,11 +132,27 @@ void PagePool::allocate(int64_t num_pages, int64_t capacity_pages,
                 : std::make_shared<PoolMemory>(ReservedMemory(arrangement.total_bytes));
     make_usable(*fresh, 0, num_pages, capacity_pages);
   }
+  choose_page_sizes(arrangement, num_pages, *fresh);
   for (size_t i = 0; i < placed.size(); ++i) {
     placed[i] = {fresh->data() + arrangement.region_offset[i], arrangement.page_stride[i]};
   }
   *regions = std::move(placed);
   *memory = std::move(fresh);
+}
+
+// A layer whose pages fill no huge page commits none. Larger ones are read faster from huge pages:
+// with the first 2 MiB in small ones, decode over 16,384 tokens was slower by some 3 %.
+void PagePool::choose_page_sizes(const Arrangement& arrangement, int64_t num_pages,
+                                 PoolMemory& memory) const {
+  if (!plan_->spec().has_huge_pages) return memory.use_small_pages(0, arrangement.total_bytes);
+  const bool page_first = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
+  const size_t count = page_first ? 1 : arrangement.region_offset.size();
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t begin = page_first ? 0 : arrangement.region_offset[i];
+    const int64_t end = i + 1 < count ? arrangement.region_offset[i + 1] : arrangement.total_bytes;
+    if (num_pages * arrangement.page_stride[i] < kHugePage)
+      memory.use_small_pages(begin, std::min(begin + kHugePage, end));
+  }
 }
 
 void PagePool::make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page,

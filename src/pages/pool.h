@@ -30,6 +30,10 @@ class PoolMemory {
   std::byte* data() const { return data_; }
   // For reserved memory, on the host or a device. Throws NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
+  // As ReservedMemory::use_small_pages; other memory has the pages that it has.
+  void use_small_pages(int64_t begin, int64_t end) noexcept {
+    if (is_reserved_on_host()) reserved_.use_small_pages(begin, end);
+  }
   // The same: gives physical memory back, where that can be made usable again by a write. Returns
   // how many bytes had some.
   int64_t discard(int64_t begin, int64_t end);
@@ -121,6 +125,8 @@ class PagePool {
   Arrangement arrange(int64_t capacity_pages) const;
   void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
                 std::vector<LayerPages>* regions) const;
+  void choose_page_sizes(const Arrangement& arrangement, int64_t num_pages,
+                         PoolMemory& memory) const;
   void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page,
                    int64_t capacity_pages) const;
   void move_pages(const std::vector<LayerPages>& to, int64_t count) const;

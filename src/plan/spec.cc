@@ -165,6 +165,16 @@ void read_storage(const kvc_config& config, Spec& spec) {
                 config.storage,
                 "with KVC_CONFIG_CLEAR_PAGES (2) pools of the library (OWNED, 0) and of the host "
                 "(BORROWED, 1) are");
+  if (!spec.has_huge_pages) {
+    refuse_unless(spec.storage == KVC_STORAGE_OWNED, "config.storage", config.storage,
+                  "with KVC_CONFIG_NO_HUGE_PAGES (4) pools of the library (OWNED, 0) are");
+    refuse_unless(spec.device.device_type == kDLCPU, "config.device.device_type",
+                  static_cast<int64_t>(spec.device.device_type),
+                  "with KVC_CONFIG_NO_HUGE_PAGES (4) the CPU (1) is");
+    if (config.allocator != nullptr)
+      fail(KVC_E_UNSUPPORTED,
+           "config.allocator is set: KVC_CONFIG_NO_HUGE_PAGES (4) is for memory of the library");
+  }
   spec.pool_layout = config.pool_layout;
   check_range("config.num_pages", config.num_pages, 0, INT32_MAX - 1);
   if (config.num_pages != 0 && config.byte_budget != 0) {
@@ -702,9 +712,10 @@ void read_state_options(const kvc_config& config, Spec& spec) {
 
 Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) {
   Spec spec;
-  refuse_unless((config.flags & ~uint64_t{KVC_CONFIG_PAD_PAGES | KVC_CONFIG_CLEAR_PAGES}) == 0,
-                "config.flags", static_cast<int64_t>(config.flags),
-                "PAD_PAGES (1) and CLEAR_PAGES (2) are");
+  constexpr uint64_t kFlags =
+      KVC_CONFIG_PAD_PAGES | KVC_CONFIG_CLEAR_PAGES | KVC_CONFIG_NO_HUGE_PAGES;
+  refuse_unless((config.flags & ~kFlags) == 0, "config.flags", static_cast<int64_t>(config.flags),
+                "PAD_PAGES (1), CLEAR_PAGES (2) and NO_HUGE_PAGES (4) are");
   const int32_t device = static_cast<int32_t>(config.device.device_type);
   refuse_unless(device == 0 || device == kDLCPU || device == kDLCUDA, "config.device.device_type",
                 device, "the CPU (1) and CUDA (2) are");
@@ -729,6 +740,7 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
   check_range("config.event_capacity", config.event_capacity, 0, kMaxEventCapacity);
   spec.pads_pages = (config.flags & KVC_CONFIG_PAD_PAGES) != 0;
   spec.clears_pages = (config.flags & KVC_CONFIG_CLEAR_PAGES) != 0;
+  spec.has_huge_pages = (config.flags & KVC_CONFIG_NO_HUGE_PAGES) == 0;
   spec.forwards_in_flight = std::max(1, config.forwards_in_flight);
   spec.host_byte_budget = config.host_byte_budget;
   spec.event_capacity = config.event_capacity;

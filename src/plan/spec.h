@@ -94,8 +94,9 @@ struct Spec {
   std::vector<LayerSpec> layers;  // Layers of the slice.
   std::vector<GroupSpec> groups;
   std::vector<RopeSpec> ropes;
-  bool pads_pages = false;    // KVC_CONFIG_PAD_PAGES.
-  bool clears_pages = false;  // KVC_CONFIG_CLEAR_PAGES.
+  bool pads_pages = false;     // KVC_CONFIG_PAD_PAGES.
+  bool clears_pages = false;   // KVC_CONFIG_CLEAR_PAGES.
+  bool has_huge_pages = true;  // Without KVC_CONFIG_NO_HUGE_PAGES.
   int32_t forwards_in_flight = 1;
   uint64_t host_byte_budget = 0;
   int64_t event_capacity = 0;

@@ -82,6 +82,11 @@ TEST(Library, DescribesTheCpu) {
                                   KVC_DTYPE_F8_E4M3 | KVC_DTYPE_F8_E5M2 | KVC_DTYPE_INT8));
   EXPECT_GE(caps.num_cores, 1);
   EXPECT_GE(caps.page_granularity, 4096);
+  std::string huge_pages;
+  std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled"), huge_pages);
+  const bool has_huge_pages = huge_pages.find("[always]") != std::string::npos ||
+                              huge_pages.find("[madvise]") != std::string::npos;
+  EXPECT_EQ(caps.page_granularity == 2 << 20, has_huge_pages) << huge_pages;
   EXPECT_GT(caps.memory_bytes, 0u);
   EXPECT_LE(caps.memory_free_bytes, caps.memory_bytes);
   EXPECT_STRNE(caps.name, "");

@@ -408,8 +408,8 @@ TEST(ClearedPages, NeedAPool) {
   expect_error(KVC_E_UNSUPPORTED, {"config.storage = 2", "KVC_CONFIG_CLEAR_PAGES (2)"},
                [&](kvc_error* err) { return plan_status(net.config, err); });
   net.config.storage = KVC_STORAGE_OWNED;
-  net.config.flags = 4;
-  expect_error(KVC_E_UNSUPPORTED, {"config.flags = 4", "CLEAR_PAGES (2)"},
+  net.config.flags = 8;
+  expect_error(KVC_E_UNSUPPORTED, {"config.flags = 8", "CLEAR_PAGES (2)"},
                [&](kvc_error* err) { return plan_status(net.config, err); });
 }
 

@@ -224,7 +224,7 @@ TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
             [&](Model& m) { m.layers[0].quant = quant; });
   refused("k_dtype", "int8", [](Model& m) { m.layers[0].k_dtype = {kDLInt, 8, 1}; });
   refused("v_dtype", "float64", [](Model& m) { m.layers[0].v_dtype = {kDLFloat, 64, 1}; });
-  refused("flags", "4", [](Model& m) { m.config.flags = 4; });
+  refused("flags", "8", [](Model& m) { m.config.flags = 8; });
   refused("reserved", "5", [](Model& m) { m.config.reserved = 5; });
   refused("device", "8", [](Model& m) { m.config.device = {kDLMetal, 0}; });
   refused("storage", "3", [](Model& m) { m.config.storage = 3; });

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <fstream>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "tests/capi/borrowed.h"
@@ -111,6 +113,108 @@ TEST_F(ResidentMemory, GoesBackWhenTheCacheIsCleared) {
   ASSERT_EQ(kvc_cache_clear(cache_->get(), nullptr), KVC_OK);
   EXPECT_LE(grown(), 600 * kPageBytes / 20);
   EXPECT_EQ(trim(), 0u);
+}
+
+// The flag ("hg", "nh": huge pages are advised, or not) of the mapping at this address; empty: the
+// system does not say.
+std::string huge_page_flag(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  std::ifstream maps("/proc/self/smaps");
+  bool is_inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    char dash = 0;
+    std::istringstream range(line);
+    if (range >> std::hex >> begin >> dash >> end && dash == '-')
+      is_inside = begin <= address && address < end;
+    if (!is_inside || line.rfind("VmFlags:", 0) != 0) continue;
+    for (const char* flag : {"hg", "nh"}) {
+      if (line.find(std::string(" ") + flag) != std::string::npos) return flag;
+    }
+  }
+  return "";
+}
+
+const char* pool_data(const Cache& cache, int32_t layer) {
+  DLManagedTensorVersioned* exported = nullptr;
+  EXPECT_EQ(kvc_export_pool(cache.get(), layer, KVC_POOL_K, &exported, nullptr), KVC_OK);
+  const char* data =
+      static_cast<const char*>(exported->dl_tensor.data) + exported->dl_tensor.byte_offset;
+  exported->deleter(exported);
+  return data;
+}
+
+// Layers of 32 MiB each, then of 1 MiB.
+TEST(HugePages, AreForLayersThatFillThem) {
+  kvc_layer layer = attention_layer();
+  layer.num_q_heads = layer.num_kv_heads = 8;
+  layer.k_dim = 64;
+  for (const kvc_pool_layout layout : {KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST}) {
+    for (const uint64_t flags : {uint64_t{0}, uint64_t{KVC_CONFIG_NO_HUGE_PAGES}}) {
+      for (const int64_t num_pages : {512, 15}) {
+        SCOPED_TRACE(testing::Message()
+                     << "layout " << layout << " flags " << flags << " pages " << num_pages);
+        Net net({layer, layer}, num_pages);
+        net.config.page_size = 16;
+        net.config.pool_layout = layout;
+        net.config.flags = flags;
+        Cache cache(net.config);
+        for (const int32_t local : {0, 1}) {
+          const char* data = pool_data(cache, local);
+          if (huge_page_flag(data).empty()) GTEST_SKIP() << "no VmFlags, or no huge pages";
+          EXPECT_EQ(huge_page_flag(data), flags == 0 && num_pages == 512 ? "hg" : "nh");
+        }
+      }
+    }
+  }
+}
+
+// 32 layers of 1.6 MiB, pages of 4 KiB; or larger ones without huge pages.
+TEST(HugePages, AreNotCommittedByOneTokenOfASmallCache) {
+  for (const bool is_small : {true, false}) {
+    kvc_layer layer = attention_layer();
+    layer.num_q_heads = 1;
+    layer.k_dim = 64;
+    layer.k_dtype = dl_type(Elem::kBF16);
+    Net net(std::vector<kvc_layer>(32, layer), is_small ? 400 : 4096);
+    net.config.page_size = 16;
+    if (!is_small) net.config.flags = KVC_CONFIG_NO_HUGE_PAGES;
+    Cache cache(net.config);
+    ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+    HostTensor row(Elem::kBF16, {1, 1, 64});
+    ASSERT_EQ(cache.begin({1}, {1}), KVC_OK);
+    const int64_t before = resident_bytes();
+    for (int32_t local = 0; local < 32; ++local)
+      ASSERT_EQ(kvc_kv_append(cache.forward, local, row.dl(), row.dl(), nullptr), KVC_OK);
+    EXPECT_LE(resident_bytes() - before, 2 << 20) << "64 MiB, with a huge page per layer";
+    cache.end();
+  }
+}
+
+TEST(HugePages, CanBeSwitchedOffForMemoryOfTheLibraryAlone) {
+  Net net({attention_layer()});
+  net.config.flags = KVC_CONFIG_NO_HUGE_PAGES;
+  for (const kvc_storage storage : {KVC_STORAGE_BORROWED, KVC_STORAGE_NONE}) {
+    net.config.storage = storage;
+    expect_error(KVC_E_UNSUPPORTED, {"config.storage", "KVC_CONFIG_NO_HUGE_PAGES (4)", "OWNED"},
+                 [&](kvc_error* err) { return plan_status(net.config, err); });
+  }
+  net.config.storage = KVC_STORAGE_OWNED;
+  net.config.device = {kDLCUDA, 0};
+  expect_error(KVC_E_UNSUPPORTED, {"config.device.device_type = 2", "KVC_CONFIG_NO_HUGE_PAGES (4)"},
+               [&](kvc_error* err) { return plan_status(net.config, err); });
+  net.config.device = {};
+  kvc_allocator allocator{};
+  allocator.struct_size = sizeof allocator;
+  allocator.alloc = [](void*, DLDevice, uint64_t, uint64_t) -> void* { return nullptr; };
+  allocator.free = [](void*, DLDevice, void*, uint64_t) {};
+  net.config.allocator = &allocator;
+  expect_error(KVC_E_UNSUPPORTED, {"config.allocator", "KVC_CONFIG_NO_HUGE_PAGES (4)"},
+               [&](kvc_error* err) { return plan_status(net.config, err); });
+  net.config.allocator = nullptr;
+  Cache cache(net.config);
+  add_tokens(cache, 1, 9);
+  EXPECT_EQ(length_of(cache, 1), 9);
 }
 
 // Pages of 48 bytes, so that a system page has those of several sequences.

@@ -326,6 +326,7 @@ class Limits(TypedDict, total=False):
     event_capacity: int
     pad_pages: bool
     clear_pages: bool
+    no_huge_pages: bool
     device: Any
     poison: bool
 
@@ -370,6 +371,8 @@ class Config:
     event_capacity: events kept for `cache.events`, at most 2**24; 0: none are made.
     pad_pages: True: every layer group has page_size tokens per page, and narrow ones are padded.
     clear_pages: True: pages and state slots are zeroed before another sequence gets them.
+    no_huge_pages: True: memory is committed in the system's small pages. A cache of the library's
+        own memory on the CPU alone.
     device: "cpu", "cuda", "cuda:1", (type, id) as in DLPack, or a torch.device; None: the CPU.
     poison: for tests: a pool of the library starts as bytes 0xFF, which is NaN in every format.
     """
@@ -397,6 +400,7 @@ class Config:
     event_capacity: int = 0
     pad_pages: bool = False
     clear_pages: bool = False
+    no_huge_pages: bool = False
     device: Any = None
     poison: bool = False
     _kept: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -456,8 +460,10 @@ class Config:
         given["storage"] = number_of(STORAGES, self.storage, "storage")
         given["pool_layout"] = number_of(POOL_LAYOUTS, self.pool_layout, "pool_layout")
         given["cpu_isa"] = number_of(ISAS, self.cpu_isa, "cpu_isa")
-        given["flags"] = (_capi.KVC_CONFIG_PAD_PAGES if self.pad_pages else 0) | (
-            _capi.KVC_CONFIG_CLEAR_PAGES if self.clear_pages else 0
+        given["flags"] = (
+            (_capi.KVC_CONFIG_PAD_PAGES if self.pad_pages else 0)
+            | (_capi.KVC_CONFIG_CLEAR_PAGES if self.clear_pages else 0)
+            | (_capi.KVC_CONFIG_NO_HUGE_PAGES if self.no_huge_pages else 0)
         )
         if self.pool_tensors is not None:
             pool = _items(self.pool_tensors, "pool_tensors", "tensors")

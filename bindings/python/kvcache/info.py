@@ -216,7 +216,7 @@ class DeviceCaps:
     backend_present: 1: caches can be made on it.
     arch: CPU: number of the best instruction set; GPU: 10 * compute capability; 0: unknown.
     num_cores: CPU: hardware threads that this process may use.
-    page_granularity: bytes of a memory page; 0: unknown.
+    page_granularity: largest bytes in which memory of a pool is committed; 0: unknown.
     dtypes: storage types that attention reads, KVC_DTYPE_* bits.
     isas: CPU: bit i is set where instruction set i can be chosen.
     memory_bytes: physical memory; 0: unknown.

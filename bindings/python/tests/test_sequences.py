@@ -62,6 +62,15 @@ def test_a_trim_gives_free_pages_back(rng):
         forward.abort()
 
 
+def test_huge_pages_have_a_switch(rng):
+    with small_cache(no_huge_pages=True) as cache:
+        cache.add(1)
+        step(cache, [1], [4], qkv(rng, 4))
+        assert cache.length(1) == 4
+    with pytest.raises(kvcache.Unsupported, match="NO_HUGE_PAGES"):
+        small_cache(no_huge_pages=True, storage="none")
+
+
 def test_sequences_go_to_the_host_and_come_back(rng):
     with small_cache(host_byte_budget=1 << 20) as cache:
         cache.add(1)

@@ -323,7 +323,8 @@ typedef struct kvc_device_caps {
   int32_t num_cores;          /* CPU: hardware threads that this process may use, or the CPU quota
                                  of its control group, rounded down, where that is less. CUDA:
                                  multiprocessors. */
-  int32_t page_granularity;   /* Bytes in which memory is committed; 0: unknown. */
+  int32_t page_granularity;   /* Largest bytes in which memory of a pool is committed: on the CPU a
+                                 huge page where the system has them. 0: unknown. */
   uint64_t dtypes;            /* Storage types that attention reads: KVC_DTYPE_* bits. */
   uint64_t isas;              /* CPU: bit i is set where kvc_cpu_isa i can be chosen. CUDA: 0. */
   uint64_t memory_bytes;      /* Physical memory; 0: unknown. */
@@ -650,7 +651,13 @@ enum {
    * 3. The write is no part of a captured graph. While the stream is captured, it goes to a stream
    *    of the library, and begin waits for it.
    * 4. With storage NONE: KVC_E_UNSUPPORTED. */
-  KVC_CONFIG_CLEAR_PAGES = 2
+  KVC_CONFIG_CLEAR_PAGES = 2,
+  /* The memory of the pool and of the host pool is committed in the system's small pages. Without
+   * it, huge pages of 2 MiB are advised where the pages of a layer (of the pool, with PAGE_FIRST)
+   * fill one: they are faster to read, and the first token in one commits all of it.
+   *
+   * Not for BORROWED, NONE, CUDA devices or config.allocator: KVC_E_UNSUPPORTED. */
+  KVC_CONFIG_NO_HUGE_PAGES = 4
 };
 
 /* What to plan. Zero it, set struct_size (or call kvc_config_init), then set the fields you

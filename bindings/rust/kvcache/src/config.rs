@@ -40,6 +40,7 @@ pub struct Config {
     pub event_capacity: i64,
     pub pad_pages: bool,
     pub clear_pages: bool,
+    pub no_huge_pages: bool,
     pub(crate) pool: Vec<PoolTensor>,
     pub(crate) allocator: Option<AllocatorRef>,
     pub(crate) executor: Option<SharedExecutor>,
@@ -80,6 +81,7 @@ impl Config {
             event_capacity: 0,
             pad_pages: false,
             clear_pages: false,
+            no_huge_pages: false,
             pool: Vec::new(),
             allocator: None,
             executor: None,
@@ -125,6 +127,8 @@ impl Config {
         pad_pages: bool,
         /// Pages and state slots are filled with zeros before another sequence gets them.
         clear_pages: bool,
+        /// Memory is committed in the system's small pages.
+        no_huge_pages: bool,
     }
 
     /// Keeps the layers `begin..end` here (a pipeline stage). Layer ids in calls stay global.

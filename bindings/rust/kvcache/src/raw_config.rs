@@ -147,7 +147,8 @@ impl RawConfig {
         let executor = config.executor.as_ref().map(|executor| Box::new(executor.raw));
         let raw = sys::kvc_config {
             flags: if config.pad_pages { sys::KVC_CONFIG_PAD_PAGES } else { 0 }
-                | if config.clear_pages { sys::KVC_CONFIG_CLEAR_PAGES } else { 0 },
+                | if config.clear_pages { sys::KVC_CONFIG_CLEAR_PAGES } else { 0 }
+                | if config.no_huge_pages { sys::KVC_CONFIG_NO_HUGE_PAGES } else { 0 },
             device: config.device.raw(),
             page_size: config.page_size,
             num_layers: layers.len() as i32,

@@ -31,6 +31,16 @@ fn every_token_sees_the_mean_of_what_came_before() {
 }
 
 #[test]
+fn huge_pages_have_a_switch() {
+    let small = config().no_huge_pages(true);
+    let mut cache = Cache::with_config(&small).unwrap();
+    cache.add(0).unwrap();
+    assert_eq!(step(&mut cache, &[0], &[2], &[1.0, 3.0]).unwrap(), [1.0, 2.0]);
+    let error = Plan::new(&small.storage(Storage::None)).unwrap_err();
+    assert!(error.to_string().contains("NO_HUGE_PAGES"), "{error}");
+}
+
+#[test]
 fn a_trim_gives_free_pages_back() {
     let mut cache = Cache::with_config(&config().num_pages(1 << 16)).unwrap();
     let values: Vec<f32> = (0..4_000).map(|x| (x % 7) as f32).collect();

@@ -172,7 +172,8 @@ pub struct kvc_device_caps {
     /// CPU: hardware threads that this process may use, or the CPU quota of its control group,
     /// rounded down, where that is less. CUDA: multiprocessors.
     pub num_cores: i32,
-    /// Bytes in which memory is committed; 0: unknown.
+    /// Largest bytes in which memory of a pool is committed: on the CPU a huge page where the
+    /// system has them. 0: unknown.
     pub page_granularity: i32,
     /// Storage types that attention reads: KVC_DTYPE_\* bits.
     pub dtypes: u64,
@@ -558,6 +559,11 @@ pub const KVC_CONFIG_PAD_PAGES: u64 = 1;
 /// it goes to a stream of the library, and begin waits for it. 4. With storage NONE:
 /// KVC_E_UNSUPPORTED.
 pub const KVC_CONFIG_CLEAR_PAGES: u64 = 2;
+/// The memory of the pool and of the host pool is committed in the system's small pages. Without
+/// it, huge pages of 2 MiB are advised where the pages of a layer (of the pool, with PAGE_FIRST)
+/// fill one: they are faster to read, and the first token in one commits all of it. Not for
+/// BORROWED, NONE, CUDA devices or config.allocator: KVC_E_UNSUPPORTED.
+pub const KVC_CONFIG_NO_HUGE_PAGES: u64 = 4;
 
 /// What to plan.
 ///
