@@ -155,7 +155,11 @@ void RandomRun::op_shift() {
   const auto fn = [&](kvc_error* err) {
     return kvc_seq_shift(setup_.cache(), seq, begin, end, delta, err);
   };
-  if (!agree("kvc_seq_shift", model_.check_shift(seq, begin, end, delta), fn)) return;
+  Expected expected = model_.check_shift(seq, begin, end, delta);
+  // Rows in front of the range that an earlier shift has left are rewritten, in pages of their own.
+  if (keeps_pool() && model_.exists(seq) && model_.at(seq).is_moved)
+    expected.tolerated.insert(KVC_E_NO_PAGES);
+  if (!agree("kvc_seq_shift", expected, fn)) return;
 
   const std::vector<size_t> wanted = model_.shift(seq, begin, end, delta);
   std::vector<std::vector<int>> handles;
