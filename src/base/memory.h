@@ -28,8 +28,8 @@ class ReservedMemory {
   // Makes [begin, end), widened to whole pages, readable and writable; it is zero at first. Throws
   // NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
-  // Gives the physical memory of the whole pages inside [begin, end) back. The range stays usable
-  // and reads zero. Returns how many bytes had memory.
+  // Gives the physical memory of the whole pages inside [begin, end) back. The range reads zero and
+  // stays usable. Returns how many bytes had memory.
   int64_t discard(int64_t begin, int64_t end) noexcept;
 
  private:
