@@ -202,6 +202,7 @@ class _EncoderCache(compat.Cache):
                 f"layer {layer} asks for {options.window}"
             )
         mask = with_bias(read_mask(attention_mask), options.position_bias)
+        mask.check_known()
         if mask.pattern is not None and (mask.pattern.causal or mask.pattern.window or mask.pattern.chunk):
             raise NotImplementedError(f"layer {layer}: attention to the encoder sees all of it, the mask is {mask.pattern}")
         batch, heads, count, _ = query.shape

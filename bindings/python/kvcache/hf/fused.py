@@ -221,11 +221,30 @@ class FusedSteps:
         spec = self._specs[layer]
         # With past recording the pages are planned without windows, and each call says its own.
         window = spec.window if self._storage[layer].window != spec.window else 0
-        return dict(scale=options.scale, soft_cap=options.soft_cap, sink_logits=options.sink_logits, bias=bias, window=window)
+        return dict(scale=options.scale, soft_cap=options.soft_cap, sink_logits=options.sink_logits, bias=bias, window=window,
+                    spans=self._spans(layer, mask))
+
+    def _spans(self, layer: int, mask: Mask) -> torch.Tensor | None:
+        """Spans of images as the library takes them, int32 [n, 3]."""
+        if mask.spans is None:
+            return None
+        step, spec, pattern = self._step, self._specs[layer], mask.pattern
+        entries = step.entries or range(step.batch)
+        found = [(entry, *span) for entry, row in enumerate(entries) for span in mask.spans[row]]
+        longest = max((end - begin for _, begin, end in found), default=0)
+        if found and (spec.chunk or (pattern.leaves_window and longest > spec.window)):
+            limit = f"the window of {spec.window}" if spec.window else f"chunks of {spec.chunk}"
+            raise NotImplementedError(
+                f"token_type_ids: {longest} tokens see each other in both directions, which {limit} of layer {layer} "
+                "does not limit; use mode='gather' with attn_implementation='sdpa' or 'eager'"
+            )
+        return torch.tensor(found, dtype=torch.int32) if found else None
 
     def _check_mask(self, layer: int, mask: Mask, options: Options) -> None:
         spec = self._specs[layer]
-        if not options.causal:
+        mask.check_known()
+        # What a mask says counts: PaliGemma's modules say False, and its masks have a prefix and causal text.
+        if not options.causal and (mask.pattern is None or not mask.pattern.causal):
             raise NotImplementedError(f"layer {layer}: is_causal is False; cached self-attention is causal")
         if options.window is not None and options.window != spec.window:
             raise ValueError(f"layer {layer}: sliding_window {options.window}, the cache was planned with {spec.window}")
@@ -275,6 +294,7 @@ class FusedSteps:
         rows = [(row, length) for row, length in zip(self._rows, lengths) if length]
         step.ids = [row for row, _ in rows]
         step.lengths = [length for _, length in rows]
+        step.entries = [index for index, length in enumerate(lengths) if length]
         if real is not None and not bool(real.all()):
             step.index = real.flatten().nonzero().flatten()
         if rows:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from transformers import masking_utils
@@ -49,9 +51,19 @@ class MaskCarrier(torch.Tensor):
 
 @dataclass(frozen=True)
 class Pattern:
+    """Which keys a query sees. `blocks` [batch, tokens]: tokens of one block (>= 0) see each other in both directions."""
+
     causal: bool = False
     window: int = 0
     chunk: int = 0
+    blocks: torch.Tensor | None = field(default=None, compare=False)
+    leaves_window: bool = False  # A block is seen whole, also what of it lies behind the window.
+
+
+def _cells(function) -> dict:
+    if not getattr(function, "__closure__", None):
+        return {}
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__)))
 
 
 def read_pattern(function) -> Pattern:
@@ -62,37 +74,116 @@ def read_pattern(function) -> Pattern:
         return Pattern()
     name = getattr(function, "__qualname__", repr(function))
     outer = name.split(".")[0]
-    cells = {}
-    if getattr(function, "__closure__", None):
-        cells = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__)))
+    cells = _cells(function)
     if outer == "and_masks":
-        pattern = Pattern()
-        for part in cells["mask_functions"]:
-            one = read_pattern(part)
-            pattern = Pattern(pattern.causal or one.causal, pattern.window or one.window, pattern.chunk or one.chunk)
-        return pattern
+        return _all_of([read_pattern(part) for part in cells["mask_functions"]])
+    if outer == "or_masks":
+        first, *others = cells["mask_functions"]
+        pattern, blocks = read_pattern(first), [_blocks_of(other) for other in others]
+        if len(blocks) == 1 and blocks[0] is not None:
+            return _with_blocks(pattern, blocks[0])
+        name = " or ".join(getattr(one, "__qualname__", repr(one)).split(".")[0] for one in (first, *others))
     if outer == "sliding_window_overlay":
         return Pattern(window=int(cells["sliding_window"]))
     if outer == "chunked_overlay":
         return Pattern(chunk=int(cells["chunk_size"]))
     raise NotImplementedError(
-        f"mask_function: {name} is none of causal, sliding, chunked or bidirectional; kvcache cannot express it"
+        f"mask_function: {name} is none of causal, sliding, chunked or bidirectional, nor causal with "
+        "spans of images; kvcache cannot express it over cached tokens"
     )
+
+
+def _blocks_of(function) -> torch.Tensor | None:
+    """The block of every token, of a mask function that lets the tokens of a block see each other."""
+    cells = _cells(function)
+    match getattr(function, "__qualname__", "").split(".")[0]:
+        case "blockwise_overlay":
+            return cells["block_sequence_ids"]
+        case "token_type_ids_mask_function" if {"image_group_ids", "token_type_ids"} <= cells.keys():  # Gemma-3 of version 4
+            return cells["image_group_ids"].masked_fill(cells["token_type_ids"] != 1, -1)
+    return None
+
+
+def _with_blocks(pattern: Pattern, blocks: torch.Tensor) -> Pattern:
+    if not bool((blocks >= 0).any()):
+        return pattern
+    return replace(pattern, blocks=blocks, leaves_window=pattern.window > 0)
+
+
+def _all_of(parts: list[Pattern]) -> Pattern:
+    whole = Pattern()
+    for one in parts:
+        if whole.blocks is not None and one.blocks is not None:
+            raise NotImplementedError("mask_function: two masks with blocks of tokens at once; kvcache cannot express it")
+        whole = Pattern(
+            whole.causal or one.causal,
+            whole.window or one.window,
+            whole.chunk or one.chunk,
+            one.blocks if whole.blocks is None else whole.blocks,
+            whole.leaves_window or one.leaves_window,
+        )
+    return whole
+
+
+# Begin and end of the spans of every row, counted in its real tokens.
+Spans = list[list[tuple[int, int]]]
+
+
+def find_spans(blocks: torch.Tensor, padding: torch.Tensor | None, past: int) -> Spans:
+    """Blocks of more than one token that reach into the new tokens, behind `past`."""
+    spans: Spans = []
+    for row, ids in enumerate(blocks.tolist()):
+        real = None if padding is None else padding[row].tolist()
+        if real is not None:
+            ids = ids + [-1] * (len(real) - len(ids))
+            old = sum(real[:past])
+            ids = [one for one, is_real in zip(ids, real) if is_real]
+        else:
+            old = past
+        found, closed, begin = [], set(), 0
+        for end in range(1, len(ids) + 1):
+            if end < len(ids) and ids[end] == ids[begin]:
+                continue
+            if ids[begin] >= 0:
+                if ids[begin] in closed:
+                    raise NotImplementedError(
+                        f"token_type_ids: tokens of block {ids[begin]} of row {row} lie apart, with others between "
+                        "them; kvcache has spans of neighbours"
+                    )
+                closed.add(ids[begin])
+                if end > max(begin + 1, old):
+                    found.append((begin, end))
+            begin = end
+        spans.append(found)
+    return spans
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What the attention function gets: the pattern, and for each row which tokens are real (None: all)."""
+    """What the attention function gets: the pattern, and for each row which tokens are real (None: all).
+
+    `dense` makes the additive mask [batch, 1, queries, keys] that eager attention would get. `refusal`: why there is no pattern.
+    """
 
     pattern: Pattern | None
     padding: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    spans: Spans | None = None
+    dense: Callable[[], torch.Tensor] | None = None
+    refusal: str | None = None
+
+    def check_known(self) -> None:
+        if self.refusal is not None:
+            raise NotImplementedError(self.refusal)
 
 
 def kvcache_mask(batch_size: int, q_length: int | None = None, kv_length: int | None = None, q_offset: int = 0,
                  kv_offset: int = 0, mask_function=masking_utils.causal_mask_function, attention_mask=None, **kwargs):
     """Registered as "kvcache" with transformers."""
-    pattern = read_pattern(mask_function)
+    places = dict(q_length=q_length, q_offset=q_offset)
+    if q_length is None:  # version 4
+        positions = kwargs["cache_position"]
+        q_length, q_offset, places = positions.shape[0], int(positions[0]), {}
     padding = None
     if attention_mask is not None:
         if attention_mask.ndim != 2:
@@ -100,9 +191,18 @@ def kvcache_mask(batch_size: int, q_length: int | None = None, kv_length: int | 
         padding = attention_mask.bool()
         if bool(padding.all()):
             padding = None
-    if q_length is None:  # version 4
-        q_length = kwargs["cache_position"].shape[0]
-    return MaskCarrier.of(Mask(pattern, padding), batch_size, 1, int(q_length), int(kv_length))
+    pattern = spans = refusal = None
+    try:
+        pattern = read_pattern(mask_function)
+        if pattern.blocks is not None:
+            spans = find_spans(pattern.blocks, padding, int(q_offset))
+    except NotImplementedError as error:  # Only attention over cached tokens has to know the pattern.
+        pattern, refusal = None, str(error)
+    whole = {**kwargs, **places, "dtype": torch.float32, "allow_is_bidirectional_skip": False}
+    dense = partial(masking_utils.eager_mask, batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function,
+                    attention_mask=attention_mask, **whole)
+    mask = Mask(pattern, padding, None, spans if spans and any(spans) else None, dense, refusal)
+    return MaskCarrier.of(mask, batch_size, 1, int(q_length), int(kv_length))
 
 
 def read_mask(attention_mask) -> Mask:

@@ -20,6 +20,7 @@ class Step:
     done: set[int] = field(default_factory=set)
     opened: bool = False  # the padding is known and the pages are reserved
     in_store: bool = False  # false when every new token is padding
+    entries: list[int] = field(default_factory=list)  # Rows of the batch that have new tokens; empty: all.
     owners: dict[int, object] = field(default_factory=dict)  # Fused: layers' own attention modules.
 
     @property

@@ -3,27 +3,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from .masks import check_causal, pack_bias, read_mask, with_bias
+from .masks import Mask, Pattern, check_causal, pack_bias, read_mask, with_bias
 from .options import Options
 from .rows import Step
 from .store import attend_ragged
 
 
 def attend_without_cache(query, key, value, attention_mask, options: Options) -> torch.Tensor:
-    mask = with_bias(read_mask(attention_mask), options.position_bias)
+    mask = read_mask(attention_mask)
     batch, heads, rows, _ = query.shape
     columns = key.shape[2]
     causal, window = options.causal, options.window or 0
-    if mask.pattern is not None:
-        causal, window = mask.pattern.causal, mask.pattern.window
-        if mask.pattern.chunk and mask.pattern.chunk < columns:
-            raise NotImplementedError(f"attention_mask: chunks of {mask.pattern.chunk} tokens without a cache")
-        if window and not causal:
-            raise NotImplementedError(f"attention_mask: a bidirectional window of {window}")
+    pattern = mask.pattern
+    if mask.dense is not None and (pattern is None or _is_beyond(pattern, mask, columns)):
+        mask, causal, window = replace(mask, bias=mask.dense()), False, 0
+    elif pattern is not None:
+        causal, window = pattern.causal, pattern.window
     elif mask.bias is not None and causal:
         check_causal(mask.bias, columns - rows)
+    mask = with_bias(mask, options.position_bias)
     if causal and rows != columns:
         raise ValueError(
             f"past_key_values: {columns} keys for {rows} queries come from a cache that is not "
@@ -46,6 +48,11 @@ def attend_without_cache(query, key, value, attention_mask, options: Options) ->
         attend_ragged(queries.pack(query), keys.pack(key), keys.pack(value), out, _offsets(queries), _offsets(keys),
                       causal=causal, window=window, scale=options.scale, soft_cap=options.soft_cap, sink_logits=options.sink_logits, bias=bias)
     return queries.unpack(out)
+
+
+def _is_beyond(pattern: Pattern, mask: Mask, columns: int) -> bool:
+    """Does the kernel need all of the mask as a bias? It knows causal attention and causal windows by itself."""
+    return mask.spans is not None or 0 < pattern.chunk < columns or (pattern.window > 0 and not pattern.causal)
 
 
 def _lengths(real, batch: int, columns: int) -> list[int]:

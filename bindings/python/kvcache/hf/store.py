@@ -156,8 +156,11 @@ class Store:
         self.cache.debug_set_layer(seq, layer, begin, keys, values)
 
 
-def _options(scale: float, soft_cap=None, sink_logits=None, bias=None, window: int = 0) -> kvcache.AttnOptions:
-    return kvcache.AttnOptions(scale=scale, soft_cap=soft_cap or 0.0, sink_logits=sink_logits, bias=bias, window=window)
+def _options(scale: float, soft_cap=None, sink_logits=None, bias=None, window: int = 0,
+             spans=None) -> kvcache.AttnOptions:
+    return kvcache.AttnOptions(
+        scale=scale, soft_cap=soft_cap or 0.0, sink_logits=sink_logits, bias=bias, window=window, spans=spans
+    )
 
 
 def attend_ragged(query, keys, values, out, query_offsets, key_offsets, *, causal: bool, window: int, scale: float,

@@ -176,6 +176,38 @@ def _qwen2_vl():
     )
 
 
+_SIGLIP = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4,
+)
+
+
+def _gemma3_vision():
+    # Tokens of an image see each other in both directions, within the windows of sliding layers.
+    return "Gemma3ForConditionalGeneration", "Gemma3Config", dict(
+        text_config=dict(
+            _COMMON, head_dim=16, sliding_window=9, query_pre_attn_scalar=24, num_hidden_layers=3,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        ),
+        vision_config=_SIGLIP, mm_tokens_per_image=4, image_token_index=VOCAB - 1, boi_token_index=VOCAB - 2,
+        eoi_token_index=VOCAB - 3,
+    )
+
+
+def _paligemma():
+    # All of the prompt sees all of it.
+    return "PaliGemmaForConditionalGeneration", "PaliGemmaConfig", dict(
+        text_config=dict(_COMMON, model_type="gemma", head_dim=16), vision_config=dict(_SIGLIP, model_type="siglip_vision_model"),
+        image_token_index=VOCAB - 1, projection_dim=64,
+    )
+
+
+def _paligemma2():
+    # The prompt is seen whole in sliding layers too, however narrow their window is.
+    name, config, values = _paligemma()
+    text = dict(values["text_config"], model_type="gemma2", sliding_window=9, num_hidden_layers=2, query_pre_attn_scalar=24)
+    return name, config, dict(values, text_config=text)
+
+
 def _diffllama():
     # Two attention calls per layer, each with another half of V.
     return "DiffLlamaForCausalLM", "DiffLlamaConfig", {}
@@ -248,6 +280,9 @@ ENCODER_DECODER = dict(t5=_t5, whisper=_whisper)
 # Models that give tokens positions in time, height and width of an image.
 MROPE = dict(qwen2_vl=_qwen2_vl)
 
+# Models that let tokens of an image, or of a prompt, see each other.
+SPANS = dict(gemma3_vision=_gemma3_vision, paligemma=_paligemma, paligemma2=_paligemma2)
+
 # Decoders that fused caches refuse, for the reasons in docs/huggingface.md.
 CHANGING = dict(diffllama=_diffllama, jetmoe=_jetmoe)  # K or V, between the cache and attention
 # They have a table of attention classes instead of the attention interface.
@@ -257,9 +292,10 @@ READING_PADDING = dict(recurrent_gemma=_recurrent_gemma)
 REFUSED = {**CHANGING, **CLASS_TABLES, **OWN_ATTENTION, **READING_PADDING}
 
 # Families that multiply embeddings, or whose position embeddings would drown the tokens.
-_EMBEDDING = dict(gemma2=0.1, gemma3=0.1, gemma3n=0.1, gemma4=0.1, recurrent_gemma=0.1, whisper=0.3)
+_EMBEDDING = dict(gemma2=0.1, gemma3=0.1, gemma3n=0.1, gemma4=0.1, recurrent_gemma=0.1, whisper=0.3, gemma3_vision=0.1, paligemma=0.1,
+                  paligemma2=0.1)
 
-FAMILIES = {**ATTENTION, **HYBRID, **ENCODER_DECODER, **MROPE, **REFUSED}
+FAMILIES = {**ATTENTION, **HYBRID, **ENCODER_DECODER, **MROPE, **SPANS, **REFUSED}
 
 
 def build(name, dtype=torch.float32, attention="eager", seed=20261, **changes):
@@ -267,7 +303,7 @@ def build(name, dtype=torch.float32, attention="eager", seed=20261, **changes):
     model_name, config_name, values = FAMILIES[name]()
     config_class = getattr(transformers, config_name)
     common = _COMMON
-    if name in MROPE:
+    if name in MROPE or name in SPANS:
         common = {}
     elif name in ENCODER_DECODER:
         common = dict(vocab_size=VOCAB, pad_token_id=0, eos_token_id=None, bos_token_id=1)
