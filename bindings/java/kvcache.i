@@ -5,6 +5,8 @@
 %module Kvcache
 
 %include <typemaps.i>
+/* Constants are int, as the functions and structs that take them. */
+%include <enumsimple.swg>
 
 %pragma(java) jniclasscode=%{
   static {

@@ -38,15 +38,15 @@ typedef struct kvc_box kvc_box; /* what holds things */
  *   RED   as in a table
  *   BLUE  below it */
 typedef int32_t kvc_colour;
-enum {
+enum kvc_colour_value : int32_t {
   KVC_COLOUR_RED = 0, /* the first,
                          and the warmest */
   KVC_COLOUR_BLUE = 7
 };
 
 /* Bits of kvc_item.flags. */
-enum { KVC_ITEM_NEW = 1 /* never used */, KVC_ITEM_OLD = 2 };
-enum { KVC_NO_ITEM = -2 };
+enum kvc_item_flag { KVC_ITEM_NEW = 1 /* never used */, KVC_ITEM_OLD = 2 };
+enum kvc_item_limit { KVC_NO_ITEM = -2 };
 
 /* One item. */
 typedef struct kvc_item {
@@ -126,6 +126,14 @@ class SmallHeader(unittest.TestCase):
         step = fields["run"]["type"]["parameters"][1]
         self.assertEqual(step, {"name": "step", "type": {"returns": "int64_t", "parameters": [
             {"name": "arg", "type": "void *"}, {"name": "at", "type": "int32_t"}]}})
+
+    def test_an_enum_without_a_name_is_refused(self):
+        with self.assertRaisesRegex(SystemExit, "the enum of KVC_NO_ITEM has no name"):
+            described(SMALL.replace("enum kvc_item_limit {", "enum {"))
+
+    def test_an_enum_has_the_type_of_its_values(self):
+        with self.assertRaisesRegex(SystemExit, "values of enum kvc_colour_value are uint32_t"):
+            described(SMALL.replace("kvc_colour_value : int32_t", "kvc_colour_value"))
 
     def test_functions_keep_their_parameters(self):
         add = self.found["kvc_box_add"]

@@ -1,4 +1,5 @@
 """kvcache.h and kvcache_api.h compile alone, without a warning, in every supported language standard, with gcc and with clang.
+Behind a DLPack of before 1.0, which has the same include guard, they say what is wrong.
 
 Usage: header_matrix.py <folder that holds dlpack/dlpack.h>
 """
@@ -16,6 +17,26 @@ LANGUAGES = [("c", ["gcc", "clang"], ["c99", "c11", "c17"], ["-Wstrict-prototype
 # Nothing before the include: the header brings what it needs. The function keeps the translation unit from being empty.
 HEADERS = ["kvcache.h", "kvcache_api.h"]
 PROGRAM = "uint32_t user(void);\nuint32_t user(void) { return kvc_abi_version(); }\n"
+
+OLD_DLPACK = """#ifndef DLPACK_DLPACK_H_
+#define DLPACK_DLPACK_H_
+#define DLPACK_VERSION 80
+typedef struct { void *data; } DLTensor;
+#endif
+"""
+SENTENCE = "kvcache.h needs DLPack 1.0 or later: an older dlpack.h was found or included before"
+
+
+def accepts_old_dlpack(compiler, folder, includes):
+    """Whether the sentence is missing where a program has included an older DLPack."""
+    source = pathlib.Path(folder) / "old.c"
+    (source.parent / "old_dlpack.h").write_text(OLD_DLPACK)
+    source.write_text('#include "old_dlpack.h"\n#include <kvcache.h>\n')
+    result = subprocess.run([compiler, "-fsyntax-only", *includes, str(source)], capture_output=True, text=True)
+    if result.returncode and SENTENCE in result.stderr:
+        return False
+    print(f"{compiler}, behind an older DLPack: {result.stderr}")
+    return True
 
 
 def main():
@@ -37,6 +58,9 @@ def main():
                     if result.returncode:
                         failed += 1
                         print(f"{header}, {compiler} -std={standard}:\n{result.stderr}")
+        compilers = [compiler for compiler in ("gcc", "clang") if shutil.which(compiler)]
+        compiled += len(compilers)
+        failed += sum(accepts_old_dlpack(compiler, folder, includes) for compiler in compilers)
     print(f"header_matrix: {compiled} compilations, {failed} failed")
     sys.exit(1 if failed else 0)
 

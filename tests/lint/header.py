@@ -10,7 +10,7 @@ import tree
 PATHS = ("include/kvcache.h", "include/kvcache_api.h")
 _FUNCTION = re.compile(r"KVC_API\s+([^;{}]*?)\b(kvc_\w+)\s*\(([^;]*)\)\s*([A-Z_\s]*);", re.DOTALL)
 _STRUCT = re.compile(r"typedef struct (kvc_\w+) \{(.*?)\n\} \1;", re.DOTALL)
-_ENUM = re.compile(r"\benum\s*\{(.*?)\}\s*;", re.DOTALL)
+_ENUM = re.compile(r"\benum\s+\w+(?:\s+KVC_INT32_ENUM)?\s*\{(.*?)\}\s*;", re.DOTALL)
 
 
 def source():
@@ -45,7 +45,7 @@ def structs(text=None):
             declaration = declaration.replace("KVC_NULLABLE", " ").strip()
             if not declaration:
                 continue
-            pointer = re.search(r"\(\*(\w+)\)\s*\(", declaration)
+            pointer = re.search(r"\(\*\s*(\w+)\)\s*\(", declaration)
             if pointer:
                 fields.append(pointer.group(1))
                 continue

@@ -213,8 +213,15 @@ def declarations(tree, header):
         name = node.get("name", "")
         if node["kind"] == "EnumDecl" and node["inner"][0]["name"].startswith("KVC_"):
             numbers = values(header, node)
+            if not name:  # Generators of bindings find an enum by its name.
+                raise SystemExit(f"describe: the enum of {numbers[0]['name']} has no name")
             # An enum right behind an integer type of its own lists the values of that type.
             if previous and previous["kind"] == "alias" and previous["type"].endswith("int32_t"):
+                seen = node.get("fixedUnderlyingType", {}).get("qualType", "uint32_t")
+                if seen != previous["type"]:
+                    raise SystemExit(f"describe: the values of enum {name} are {seen}, but"
+                                     f" {previous['name']} is {previous['type']}"
+                                     " (KVC_INT32_ENUM)")
                 previous.update(kind="enum", values=numbers)
                 continue
             doc = header.comment_above(begin(node))

@@ -155,6 +155,11 @@
 
 #include <dlpack/dlpack.h>
 
+/* DLPack before 1.0 has the same include guard, so one that was included first is all there is. */
+#if !defined(DLPACK_MAJOR_VERSION) && !defined(SWIG)
+#  error "kvcache.h needs DLPack 1.0 or later: an older dlpack.h was found or included before"
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -191,6 +196,19 @@ extern "C" {
 /* Marks a pointer that may be NULL; every other pointer must not be. */
 #define KVC_NULLABLE
 
+/* Gives an enum the type of the values that it lists where the language can. Functions and structs
+ * use the integer types alone; enums have names for generators of bindings. */
+#if defined(__cplusplus) || defined(__clang__) || \
+    (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L)
+#  define KVC_INT32_ENUM : int32_t
+#else
+#  define KVC_INT32_ENUM
+#endif
+#if defined(__clang__)
+#  pragma clang diagnostic push
+#  pragma clang diagnostic ignored "-Wpedantic"
+#endif
+
 /* ============================================================================================== */
 /* Basic types and statuses                                                                       */
 /* ============================================================================================== */
@@ -206,7 +224,7 @@ typedef void *kvc_stream; /* cudaStream_t of the host program. NULL: the legacy 
 
 /* Result of a call. Values never change; the list only grows at the end. */
 typedef int32_t kvc_status;
-enum {
+enum kvc_status_value KVC_INT32_ENUM {
   KVC_OK = 0,
   KVC_E_INVALID_ARGUMENT = 1,  /* A NULL, negative or contradictory argument. */
   KVC_E_INVALID_STATE = 2,     /* The object is not in the state that the call needs: no open
@@ -249,7 +267,7 @@ typedef struct kvc_error {
  * are defined yet, so every `ext` field must be NULL. */
 typedef struct kvc_ext {
   int32_t type;
-  const struct kvc_ext *next;
+  const struct kvc_ext *KVC_NULLABLE next;
 } kvc_ext;
 
 /* ============================================================================================== */
@@ -294,7 +312,7 @@ KVC_API int32_t kvc_has_feature(const char *KVC_NULLABLE name) KVC_NOEXCEPT;
 
 /* Instruction set of the CPU kernels. Results differ between instruction sets by rounding only. */
 typedef int32_t kvc_cpu_isa;
-enum {
+enum kvc_cpu_isa_value KVC_INT32_ENUM {
   KVC_CPU_ISA_AUTO = 0,      /* The best that the machine has. */
   KVC_CPU_ISA_REFERENCE = 1, /* Computes in double precision; slow, for comparing. */
   KVC_CPU_ISA_SCALAR = 2,
@@ -304,7 +322,7 @@ enum {
 };
 
 /* Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant. */
-enum {
+enum kvc_dtype_bit {
   KVC_DTYPE_F32 = 1,
   KVC_DTYPE_F16 = 2,
   KVC_DTYPE_BF16 = 4,
@@ -370,7 +388,12 @@ KVC_API kvc_status kvc_device_query(DLDevice device, kvc_device_caps *out,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 typedef int32_t kvc_log_level;
-enum { KVC_LOG_DEBUG = 0, KVC_LOG_INFO = 1, KVC_LOG_WARNING = 2, KVC_LOG_ERROR = 3 };
+enum kvc_log_level_value KVC_INT32_ENUM {
+  KVC_LOG_DEBUG = 0,
+  KVC_LOG_INFO = 1,
+  KVC_LOG_WARNING = 2,
+  KVC_LOG_ERROR = 3
+};
 
 /* Receives one message, borrowed for the call. May be called from any thread. It must not call the
  * library and must not throw. */
@@ -392,7 +415,7 @@ KVC_API kvc_status kvc_set_logger(kvc_log_fn KVC_NULLABLE fn, void *KVC_NULLABLE
 /* ============================================================================================== */
 
 typedef int32_t kvc_layer_kind;
-enum {
+enum kvc_layer_kind_value KVC_INT32_ENUM {
   KVC_LAYER_ATTENTION = 0, /* K and V per token. */
   KVC_LAYER_MLA = 1,       /* One latent row [latent_rank + latent_rope_dim] per token for all heads
                               (DeepSeek-V2, arXiv:2405.04434). */
@@ -405,7 +428,7 @@ enum {
 };
 
 /* Bits of kvc_layer.flags. */
-enum {
+enum kvc_layer_flag {
   /* The K row is the V row too: it is stored once, v_dim = k_dim, v_dtype = k_dtype. Every `v`
    * argument of such a layer is NULL. Comments call these "K = V layers". */
   KVC_LAYER_V_IS_K = 1
@@ -430,7 +453,7 @@ enum {
  *
  * kvc_layer.quant says it of K and V, kvc_layer.v_quant of V apart. */
 typedef int32_t kvc_quant;
-enum {
+enum kvc_quant_value KVC_INT32_ENUM {
   KVC_QUANT_NONE = 0,
   KVC_QUANT_PER_TENSOR = 1,     /* float8 (e4m3fn, e5m2) or int8. One scale for K and one for V:
                                    kvc_layer.k_scale and v_scale. */
@@ -443,7 +466,7 @@ enum {
 };
 
 typedef int32_t kvc_rope_mode;
-enum {
+enum kvc_rope_mode_value KVC_INT32_ENUM {
   KVC_ROPE_NONE = 0,      /* The library rotates nothing. */
   KVC_ROPE_ON_APPEND = 1, /* K is stored rotated; q is rotated when it attends. */
   KVC_ROPE_ON_READ = 2    /* K is stored unrotated and rotated whenever it is read. Sink tokens at a
@@ -452,13 +475,13 @@ enum {
 };
 
 typedef int32_t kvc_rope_style;
-enum {
+enum kvc_rope_style_value KVC_INT32_ENUM {
   KVC_ROPE_HALF = 0,       /* Pairs (i, i + rotary_dim/2): NeoX, Llama in Hugging Face's format. */
   KVC_ROPE_INTERLEAVED = 1 /* Pairs (2i, 2i + 1): GPT-J, Llama in Meta's own format and in GGUF. */
 };
 
 typedef int32_t kvc_rope_scaling;
-enum {
+enum kvc_rope_scaling_value KVC_INT32_ENUM {
   KVC_ROPE_SCALING_NONE = 0,
   KVC_ROPE_SCALING_LLAMA3 = 1,  /* Llama-3.1. Reads factor, low_freq_factor, high_freq_factor,
                                    original_context. */
@@ -469,7 +492,7 @@ enum {
 };
 
 typedef int32_t kvc_rope_section_layout;
-enum {
+enum kvc_rope_section_layout_value KVC_INT32_ENUM {
   KVC_ROPE_SECTIONS_CONTIGUOUS = 0, /* The first sections[0] pairs take position row 0, the next
                                        sections[1] take row 1, ... (Qwen2-VL). */
   KVC_ROPE_SECTIONS_INTERLEAVED = 1 /* Pair i takes row i % n while that section has pairs left
@@ -477,7 +500,11 @@ enum {
                                        num_sections). */
 };
 
-/* Rotary position embedding (Su et al., arXiv:2104.09864).
+/* Rotary position embedding (Su et al., arXiv:2104.09864). A layer gets one so, and several layers
+ * may point at the same:
+ *
+ *   kvc_rope rope = {.struct_size = sizeof rope, .mode = KVC_ROPE_ON_APPEND, .theta = 500000};
+ *   layer.rope = &rope;
  *
  * Pair i of the first rotary_dim elements at position p is rotated by the angle
  *   p * scale * theta^(-2i/rotary_dim) / freq_factors[i].
@@ -588,7 +615,7 @@ typedef struct kvc_layer {
 } kvc_layer;
 
 typedef int32_t kvc_storage;
-enum {
+enum kvc_storage_value KVC_INT32_ENUM {
   KVC_STORAGE_OWNED = 0,    /* The library allocates the pool, or asks `allocator` for it. */
   KVC_STORAGE_BORROWED = 1, /* The caller's tensors are the pool; see kvc_config.pool_tensors. */
   KVC_STORAGE_NONE = 2      /* No tensor memory: bookkeeping only. */
@@ -603,7 +630,7 @@ enum {
  *      has those of its own kind; V has none where it lies in K. float32 scales begin at a
  *      multiple of 4 bytes. */
 typedef int32_t kvc_pool_layout;
-enum {
+enum kvc_pool_layout_value KVC_INT32_ENUM {
   KVC_POOL_LAYER_FIRST = 0, /* [layer][page]: the pages of one layer lie together. Fastest to
                                read. */
   KVC_POOL_PAGE_FIRST = 1   /* [page][layer]: all layers of a page lie together. One copy moves a
@@ -637,7 +664,7 @@ typedef struct kvc_executor {
 } kvc_executor;
 
 /* Bits of kvc_config.flags. */
-enum {
+enum kvc_config_flag {
   /* Every layer group has page_size tokens per page, and pages of narrower groups are padded.
    * Without it, narrower groups get more tokens per page (kvc_group_info.page_size, a multiple of
    * page_size), so that little is padded. */
@@ -1348,7 +1375,7 @@ KVC_API kvc_status kvc_seq_can_append(const kvc_cache *cache, size_t n, const kv
                                       kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 typedef int32_t kvc_seq_op;
-enum {
+enum kvc_seq_op_value KVC_INT32_ENUM {
   KVC_SEQ_FORK = 0,
   KVC_SEQ_POP = 1,
   KVC_SEQ_SHIFT = 2 /* Drop [pos, pos + 1) and close the gap. */
@@ -1421,7 +1448,7 @@ typedef struct kvc_forward_desc {
 } kvc_forward_desc;
 
 /* Bits of kvc_forward_desc.flags. */
-enum {
+enum kvc_forward_flag {
   /* Replay a captured forward; see CUDA GRAPHS. */
   KVC_FORWARD_REPLAY = 1,
   /* The forward may end without K and V in every layer (see kvc_forward_end), and publishes
@@ -1544,7 +1571,7 @@ KVC_API kvc_status kvc_forward_abort(kvc_forward *KVC_NULLABLE fwd,
  *   tensors                 See TENSORS. */
 
 /* Bits of kvc_attn_opt.flags. Without the first two, results change by rounding only. */
-enum {
+enum kvc_attn_flag {
   /* The same call gives the same bits. Always so on the CPU. */
   KVC_ATTN_DETERMINISTIC = 1,
   /* A token's output does not depend on the other sequences of the batch, nor on how its prompt was
@@ -1685,10 +1712,10 @@ KVC_API kvc_status kvc_mla_append(kvc_forward *fwd, int32_t layer, const DLTenso
  * 6. Caches with CROSS layers: KVC_E_UNSUPPORTED, because encoder tokens are not part of the
  *    key. */
 
-enum { KVC_HASH_BYTES = 32 };
+enum kvc_hash_size { KVC_HASH_BYTES = 32 };
 
 typedef uint32_t kvc_prefix_key_type;
-enum {
+enum kvc_prefix_key_type_value {
   KVC_PREFIX_KEY_ADAPTER = 1, /* LoRA or other adapter, offset 0. */
   KVC_PREFIX_KEY_MEDIA = 2,   /* Digest of an image, audio or video; offset of its first token. */
   KVC_PREFIX_KEY_USER = 256   /* This and all above: the host program's own. */
@@ -1706,7 +1733,7 @@ typedef struct kvc_prefix_key {
 } kvc_prefix_key;
 
 /* Bits of kvc_prefix_query.flags. */
-enum {
+enum kvc_prefix_flag {
   KVC_PREFIX_ALL_TOKENS = 1,  /* All num_tokens may hit. Without it, the last one is left to be
                                  computed. */
   KVC_PREFIX_WHOLE_BLOCKS = 2 /* No hit inside a block. Without it, the first tokens of a block that
@@ -1869,7 +1896,7 @@ KVC_API kvc_status kvc_prefix_quota_set(kvc_cache *cache, const void *KVC_NULLAB
  * block when it holds all of the group's pages in the block. */
 
 typedef int32_t kvc_event_type;
-enum {
+enum kvc_event_type_value KVC_INT32_ENUM {
   KVC_EVENT_STORED = 0,  /* The block's pages of `group` are in `tier` now. */
   KVC_EVENT_REMOVED = 1, /* They left `tier`. */
   KVC_EVENT_MOVED = 2,   /* They moved from `from_tier` to `tier`. */
@@ -1877,7 +1904,7 @@ enum {
 };
 
 typedef int32_t kvc_tier;
-enum {
+enum kvc_tier_value KVC_INT32_ENUM {
   KVC_TIER_DEVICE = 0,
   KVC_TIER_HOST = 1,
   KVC_TIER_FILE = 2, /* Files of one process; see TIERS. Events do not name it. */
@@ -1896,7 +1923,7 @@ typedef struct kvc_event {
   int32_t reserved;
   /* STORED: [num_tokens]. NULL when unknown, or when the block has been removed since. Valid until
    * the next exclusive call on the cache. */
-  const int32_t *tokens;
+  const int32_t *KVC_NULLABLE tokens;
   uint8_t hash[KVC_HASH_BYTES];
   uint8_t parent[KVC_HASH_BYTES]; /* STORED: the block before, or the root of the namespace. */
 } kvc_event;
@@ -1970,7 +1997,7 @@ KVC_API kvc_status kvc_swap_in(kvc_cache *cache, size_t n, const kvc_seq *seqs,
                                kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 typedef int32_t kvc_swap_direction;
-enum {
+enum kvc_swap_direction_value KVC_INT32_ENUM {
   KVC_SWAP_OUT = 0, /* Device to host. */
   KVC_SWAP_IN = 1   /* Host to device. */
 };
@@ -2109,20 +2136,21 @@ typedef struct kvc_save_desc {
    * keeps mode, owner and group, or KVC_E_IO says that its owner cannot be kept. What is no regular
    * file, such as a FIFO or a device, is written in place, and a crash leaves a part of it. A FIFO
    * that no process reads is KVC_E_IO. */
-  const char *path;
-  void *data;           /* Memory for `size` bytes. */
+  const char *KVC_NULLABLE path;
+  void *KVC_NULLABLE data; /* Memory for `size` bytes. */
   size_t size;
   /* Takes the next `size` bytes, borrowed for the call. Returns 0, or an errno. It must not use the
    * cache. */
-  int32_t (*write)(void *user, const void *data, size_t size);
-  void *user;           /* Its first argument. */
-  const char *model_id; /* A name of the model and its weights, at most 255 bytes; NULL: none. The
-                           layout says nothing of weights. */
-  const kvc_ext *ext;   /* Must be NULL. */
+  int32_t (*KVC_NULLABLE write)(void *user, const void *data, size_t size);
+  void *KVC_NULLABLE user; /* Its first argument. */
+  /* A name of the model and its weights, at most 255 bytes; NULL: none. The layout says nothing of
+   * weights. */
+  const char *KVC_NULLABLE model_id;
+  const kvc_ext *KVC_NULLABLE ext; /* NULL */
 } kvc_save_desc;
 
 /* Flags of kvc_load_desc. */
-enum {
+enum kvc_load_flag {
   /* Rows and states of other activation types are converted. */
   KVC_LOAD_CONVERT = 1,
   /* The prefix index gets no block of the sequences, and no page of it is shared with them: their
@@ -2135,16 +2163,16 @@ enum {
 typedef struct kvc_load_desc {
   size_t struct_size;
   uint64_t flags;       /* KVC_LOAD_*. */
-  const char *path;     /* A file. */
-  const void *data;     /* `size` bytes in memory. */
+  const char *KVC_NULLABLE path; /* A file. */
+  const void *KVC_NULLABLE data; /* `size` bytes in memory. */
   size_t size;
   /* Copies up to `size` bytes from `offset` on into `data`. Returns how many; 0 at the end; a
    * negated errno. Offsets ascend without gaps, and begin anew at 0 where the file is read twice.
    * It must not use the cache. */
-  int64_t (*read)(void *user, uint64_t offset, void *data, size_t size);
-  void *user;           /* Its first argument. */
-  const char *model_id; /* The model_id that the file must have; NULL: any. */
-  const kvc_ext *ext;   /* Must be NULL. */
+  int64_t (*KVC_NULLABLE read)(void *user, uint64_t offset, void *data, size_t size);
+  void *KVC_NULLABLE user;           /* Its first argument. */
+  const char *KVC_NULLABLE model_id; /* The model_id that the file must have; NULL: any. */
+  const kvc_ext *KVC_NULLABLE ext;   /* NULL */
 } kvc_load_desc;
 
 /* Saves n >= 1 sequences as a state file. *out_bytes: its size, also where it does not fit.
@@ -2244,7 +2272,7 @@ typedef struct kvc_tier_desc {
   int32_t shard;         /* Tensor-parallel rank, where ranks have pages of the same layout. */
   const char *address;   /* FILE: a folder, made where it is missing; one process at a time.
                             REDIS: "host:port", one or several, separated by commas. */
-  const char *model_id;  /* The model and its weights, at most 255 bytes; NULL: "". */
+  const char *KVC_NULLABLE model_id; /* The model and its weights, at most 255 bytes; NULL: "". */
   uint64_t byte_limit;   /* FILE: most bytes on disk. REDIS: 0, the server has a limit. */
   uint64_t queue_bytes;  /* Memory for blocks that wait to be written; 0: 64 MiB. At least two
                             blocks. */
@@ -2254,9 +2282,9 @@ typedef struct kvc_tier_desc {
   int32_t connect_ms;    /* REDIS: how long a connection may take; 0: 1000. */
   int32_t reserved;      /* Must be 0. */
   int64_t ttl_s;         /* REDIS: seconds that a value is kept; 0: until the server evicts it. */
-  const char *username;  /* REDIS: for AUTH; NULL: none. */
-  const char *password;  /* REDIS: for AUTH; NULL: none. */
-  const kvc_ext *ext;    /* Must be NULL. */
+  const char *KVC_NULLABLE username; /* REDIS: for AUTH; NULL: none. */
+  const char *KVC_NULLABLE password; /* REDIS: for AUTH; NULL: none. */
+  const kvc_ext *KVC_NULLABLE ext;   /* NULL */
 } kvc_tier_desc;
 
 /* Counters of a tier since it was attached, and gauges. */
@@ -2386,7 +2414,7 @@ KVC_API kvc_status kvc_tier_stats_get(const kvc_cache *cache, kvc_tier tier, kvc
  * 4. A node sees the committed tokens, its ancestors and itself.
  * 5. Until kvc_tree_commit, the sequence's length counts committed tokens only. */
 
-enum {
+enum kvc_tree_limit {
   KVC_TREE_NONE = -2,       /* In tree_parents: not part of a tree. */
   KVC_MAX_TREE_NODES = 4096 /* Nodes of one sequence's uncommitted tree. */
 };
@@ -2612,7 +2640,7 @@ KVC_API kvc_status kvc_state_checkpoint_release(kvc_cache *cache, kvc_seq seq, i
  *   Mamba-2 SSD         KVC_DECAY_TOKEN with decay = dt A, beta = dt, k = B, q = C, v = x, skip = D
  *   plain DeltaNet      KVC_DECAY_NONE with DELTA */
 typedef int32_t kvc_decay;
-enum {
+enum kvc_decay_value KVC_INT32_ENUM {
   KVC_DECAY_NONE = 0,
   KVC_DECAY_HEAD = 1,   /* ln(decay): float32 [H]. */
   KVC_DECAY_TOKEN = 2,  /* ln(decay): [>= T, H]. */
@@ -2620,7 +2648,7 @@ enum {
 };
 
 /* Bits of kvc_linear_opt.flags. */
-enum {
+enum kvc_linear_flag {
   KVC_LINEAR_DELTA = 1 /* The delta rule. */
 };
 
@@ -2660,7 +2688,7 @@ KVC_API kvc_status kvc_attn_linear(kvc_forward *fwd, int32_t layer,
                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 typedef int32_t kvc_activation;
-enum { KVC_ACTIVATION_NONE = 0, KVC_ACTIVATION_SILU = 1 };
+enum kvc_activation_value KVC_INT32_ENUM { KVC_ACTIVATION_NONE = 0, KVC_ACTIVATION_SILU = 1 };
 
 /* Computes a causal depthwise convolution over the new tokens, and sets the state.
  *
@@ -2711,7 +2739,7 @@ KVC_API kvc_status kvc_state_conv(kvc_forward *fwd, int32_t layer, int32_t state
  *   KVC_E_UNSUPPORTED       Not this device; a value that is not listed. */
 
 typedef int32_t kvc_op_layout;
-enum {
+enum kvc_op_layout_value KVC_INT32_ENUM {
   KVC_OP_HND = 0, /* [num_pages, heads, page_size, dim]: the library's own. */
   KVC_OP_NHD = 1, /* [num_pages, page_size, heads, dim]: FlashInfer, vLLM. */
   KVC_OP_MLA = 2  /* [num_pages, page_size, latent_rank + latent_rope_dim]. */
@@ -3079,7 +3107,7 @@ KVC_API kvc_status kvc_debug_set_state(kvc_cache *cache, kvc_seq seq, int32_t la
 
 /* What kvc_export_pool exports. page_size is kvc_layer_info.page_size. */
 typedef int32_t kvc_pool_kind;
-enum {
+enum kvc_pool_kind_value KVC_INT32_ENUM {
   KVC_POOL_K = 0,    /* [num_pages, num_kv_heads, page_size, k_dim], strided view. MLA:
                         [num_pages, 1, page_size, latent_rank + latent_rope_dim]. */
   KVC_POOL_V = 1,    /* [num_pages, num_kv_heads, page_size, v_dim], strided view. */
@@ -3108,7 +3136,7 @@ KVC_API kvc_status kvc_export_pool(kvc_cache *cache, int32_t layer, kvc_pool_kin
 /* What kvc_export_page_table exports. page_size is kvc_group_info.page_size; B and T are those of
  * the forward. */
 typedef int32_t kvc_table_kind;
-enum {
+enum kvc_table_kind_value KVC_INT32_ENUM {
   KVC_TABLE_INDPTR = 0,        /* int32 [B+1]: CSR row pointer into INDICES. */
   KVC_TABLE_INDICES = 1,       /* int32 [sum of pages]: page ids, sequence after sequence. */
   KVC_TABLE_LAST_PAGE_LEN = 2, /* int32 [B]: tokens in the last page, 1..page_size; 0 for no token
@@ -3147,6 +3175,10 @@ KVC_API kvc_status kvc_export_page_table(kvc_forward *fwd, int32_t group, kvc_ta
 KVC_API kvc_status kvc_export_seq_pages(const kvc_cache *cache, kvc_seq seq, int32_t group,
                                         struct DLManagedTensorVersioned **out,
                                         kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+#if defined(__clang__)
+#  pragma clang diagnostic pop
+#endif
 
 #ifdef __cplusplus
 }

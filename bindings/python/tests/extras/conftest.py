@@ -29,5 +29,6 @@ def cdef(tmp_path_factory):
     import make_cdef
 
     path = tmp_path_factory.mktemp("cdef") / "kvcache_cdef.h"
-    path.write_text(make_cdef.flatten(ROOT / "include" / "kvcache_api.h", ROOT / ".deps" / "include"))
+    header = ROOT / "include" / "kvcache_api.h"
+    path.write_text(make_cdef.flatten(header, make_cdef.find_dlpack(header, path)))
     return path

@@ -61,7 +61,33 @@ def test_the_function_table_has_the_declared_types(ffi, library):
 
 def test_nothing_but_declarations_is_left(cdef):
     text = cdef.read_text()
-    directives = [line for line in text.splitlines() if line.startswith("#")]
-    assert [line.split()[1] for line in directives] == ["KVC_ABI_VERSION_MAJOR", "KVC_ABI_VERSION_MINOR"]
-    for word in ("KVC_API", "KVC_NULLABLE", "KVC_NOEXCEPT", "__attribute__", "/* Kept", "extern"):
+    assert not [line for line in text.splitlines() if line.lstrip().startswith("#")]
+    for word in ("KVC_API", "KVC_NULLABLE", "KVC_NOEXCEPT", "KVC_INT32_ENUM", "__attribute__", "/* Kept", "extern"):
         assert word not in text
+
+
+def test_macros_that_are_numbers_are_enumerators(ffi, library):
+    loaded = ffi.dlopen(str(library))
+    assert loaded.KVC_ABI_VERSION == loaded.kvc_abi_version()
+    assert loaded.DLPACK_MAJOR_VERSION == 1
+    flags = [loaded.DLPACK_FLAG_BITMASK_READ_ONLY, loaded.DLPACK_FLAG_BITMASK_IS_COPIED,
+             loaded.DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED]
+    assert flags == [1, 2, 4]
+
+
+def test_dlpack_is_found_where_a_plain_configuration_put_it(root, tmp_path, monkeypatch):
+    """CMake fetches DLPack into the build folder where neither the system nor `make deps` has it."""
+    import make_cdef
+
+    header = root / "include" / "kvcache_api.h"
+    fetched = tmp_path / "build" / "fetched_headers"
+    (fetched / "dlpack").mkdir(parents=True)
+    found = make_cdef.find_dlpack(header, root / "build" / "kvcache_cdef.h")
+    (fetched / "dlpack" / "dlpack.h").write_text((found / "dlpack" / "dlpack.h").read_text())
+    (tmp_path / "build" / "CMakeCache.txt").write_text(f"KVCACHE_DLPACK_INCLUDE_DIR:PATH={fetched}\n")
+    monkeypatch.setattr(make_cdef, "ROOT", tmp_path)  # A clone without .deps.
+    assert make_cdef.find_dlpack(header, tmp_path / "elsewhere.h") == fetched
+    (fetched / "dlpack" / "dlpack.h").write_text("#define DLPACK_VERSION 80\n")
+    monkeypatch.setattr(make_cdef, "SYSTEM_FOLDERS", ())
+    with pytest.raises(SystemExit, match="no dlpack/dlpack.h >= 1.0 in .*--dlpack"):
+        make_cdef.find_dlpack(header, tmp_path / "elsewhere.h")

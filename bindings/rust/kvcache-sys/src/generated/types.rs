@@ -310,6 +310,12 @@ kinds! {
 /// Rotary position embedding (Su et al., arXiv:2104.09864).
 ///
 /// ```text
+/// A layer gets one so, and several layers
+/// may point at the same:
+///
+///   kvc_rope rope = {.struct_size = sizeof rope, .mode = KVC_ROPE_ON_APPEND, .theta = 500000};
+///   layer.rope = &rope;
+///
 /// Pair i of the first rotary_dim elements at position p is rotated by the angle
 ///   p * scale * theta^(-2i/rotary_dim) / freq_factors[i].
 /// `scaling` changes the frequency, which is what p is multiplied by, further. The rotated elements
@@ -1205,7 +1211,7 @@ pub struct kvc_save_desc {
     /// A name of the model and its weights, at most 255 bytes; NULL: none. The layout says nothing
     /// of weights.
     pub model_id: *const c_char,
-    /// Must be NULL.
+    /// NULL.
     pub ext: *const kvc_ext,
 }
 
@@ -1242,7 +1248,7 @@ pub struct kvc_load_desc {
     pub user: *mut c_void,
     /// The model_id that the file must have; NULL: any.
     pub model_id: *const c_char,
-    /// Must be NULL.
+    /// NULL.
     pub ext: *const kvc_ext,
 }
 
@@ -1280,7 +1286,7 @@ pub struct kvc_tier_desc {
     pub username: *const c_char,
     /// REDIS: for AUTH; NULL: none.
     pub password: *const c_char,
-    /// Must be NULL.
+    /// NULL.
     pub ext: *const kvc_ext,
 }
 
