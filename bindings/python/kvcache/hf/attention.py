@@ -8,6 +8,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from .calls import watch_calls
 from .compat import check_class_tables
+from .defaults import replace_defaults
 from .fused import NAME, TAG, waiting_cache
 from .masks import kvcache_mask
 from .options import read_options
@@ -41,3 +42,4 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, kvcache_mask)
     check_class_tables(NAME)
     watch_calls(PreTrainedModel)
+    replace_defaults()

@@ -87,6 +87,9 @@ class Call:
 
     def _check(self, args, kwargs) -> None:
         """What only the arguments of the model tell."""
+        if getattr(self._model.config, "is_encoder_decoder", False):
+            for given in self._given:
+                given._check_encoder_decoder(type(self._model).__name__)
         inputs, mask, *_ = (*args, None, None)
         for name in ("inputs_embeds", "input_ids"):
             given = kwargs.get(name)
@@ -119,6 +122,12 @@ def join_call(cache) -> bool:
     if call is not None:
         call.join(cache)
     return call is not None
+
+
+def calling_model():
+    """The outermost model whose forward runs in this thread, or None."""
+    call = getattr(_thread, "call", None)
+    return None if call is None else call._model
 
 
 def wait_for_attention(cache) -> None:

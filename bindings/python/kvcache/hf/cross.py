@@ -29,6 +29,13 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
         encoder = _EncoderCache(config, **limits) if mode == "fused" else _GatheredEncoderCache(config, mode, **limits)
         super().__init__(own, encoder)
 
+    def _begin_beside(self, own: PagedCache) -> None:
+        """The decoder's cache is there, and the encoder has given nothing yet."""
+        limits = {name: value for name, value in own._limits.items() if name != "stored_as"}
+        encoder = _EncoderCache(own.config, **limits)
+        encoder._limits["stored_as"] = own._stored_as
+        super().__init__(own, encoder)
+
     # A forward, see calls.py: beside the two caches it changes what the encoder has been given for.
 
     @property
@@ -40,6 +47,9 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
 
     def _begin_call(self) -> dict:
         return dict(self.is_updated)
+
+    def _check_encoder_decoder(self, model: str) -> None:
+        """Nothing: that is what it is for."""
 
     def _check_call(self, tokens: int, mask) -> None:
         """Nothing: the decoder's own cache does."""

@@ -28,12 +28,10 @@ def attend_without_cache(query, key, value, attention_mask, options: Options) ->
     mask = with_bias(mask, options.position_bias)
     if causal and rows != columns:
         raise ValueError(
-            f"past_key_values: {columns} keys for {rows} queries come from a cache that is not "
-            "fused, and "
-            "the model has attn_implementation='kvcache', which attends to cached tokens in "
-            "pages only; "
-            "give the model past_key_values=PagedCache(config, mode='fused'), or load it with "
-            "attn_implementation='sdpa' or 'eager'"
+            f"past_key_values: {columns} keys for {rows} queries come from a cache that is not fused, and "
+            "the model has attn_implementation='kvcache', which attends to cached tokens in pages only; "
+            "give no cache and no cache_implementation, then a fused one is made, or give the model "
+            "past_key_values=PagedCache(config, mode='fused'), or load it with attn_implementation='sdpa' or 'eager'"
         )
     real = mask.padding
     if real is not None and real.shape != (batch, columns):

@@ -78,6 +78,12 @@ class UndoneCalls:
             )
         return self._point
 
+    def _check_encoder_decoder(self, model: str) -> None:
+        raise ValueError(
+            f"past_key_values: {model} has an encoder, whose K and V a PagedCache alone has no place for; give it "
+            f"PagedEncoderDecoderCache(model.config, mode={self.mode!r})"
+        )
+
     def _check_call(self, tokens: int, mask: torch.Tensor) -> None:
         """Refuse padding that the model's recurrent layers would read: they leave out what comes before a prompt's tokens."""
         if not any(spec.has_state for spec in self._specs) or tokens > mask.shape[1]:
