@@ -14,6 +14,7 @@ from .fused import NAME, FusedSteps
 from .layers import HybridLayer, KVLayer, StateLayer, make_layers
 from .packed import PackedSteps
 from .rows import Step, check_states
+from .saved import load_rows, save_rows
 from .specs import NO_STORAGE, LayerSpec, Storage, decoder_config, layer_specs
 from .storage import storage_type
 from .store import Store
@@ -197,6 +198,34 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
             "their own ways, or hand on the cache itself"
         )
 
+    # Files --------------------------------------------------------------------------------------------------
+
+    @locked
+    def save(self, path, *, model_id: str | None = None) -> None:
+        """Write all rows to a file: K, V, recurrent states, lengths and padding. The file appears whole or not at all.
+
+        model_id: a name of the model and its weights, which `load` can ask for.
+        """
+        save_rows(self, path, model_id)
+
+    @classmethod
+    def load(cls, path, config, *, mode: str | None = None, dtype: str | torch.dtype | None = None, model_id: str | None = None,
+             page_size: int | None = None, num_pages: int | None = None, byte_budget: int | None = None,
+             num_threads: int | None = None) -> PagedCache:
+        """The cache of a file that `save` has written; no token has to be computed again.
+
+        config: that of the same model; where it differs, the message names the field and both values. mode, dtype, model_id: what
+        the file must have been saved with; None: any.
+        """
+        return load_rows(cls, path, config, mode=mode, dtype=dtype, model_id=model_id, page_size=page_size, num_pages=num_pages,
+                         byte_budget=byte_budget, num_threads=num_threads)
+
+    def __reduce__(self):
+        raise TypeError(
+            "a PagedCache cannot be pickled: its pages are memory of this process; cache.save(path) writes its rows to a "
+            "file, and PagedCache.load(path, config) reads them"
+        )
+
     def __del__(self):
         # At the interpreter's exit PyTorch is half gone, and an operation on a tensor would abort
         # the process. Only the store is told.
@@ -360,7 +389,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
     def _check_shape(self, layer: int, shape: Storage) -> None:
         """In the first forward layers may turn out to have other heads or dims than planned: plan again, and repeat what was done."""
         planned = self._storage[layer]
-        if replace(planned, window=0, chunk=0) == shape:
+        if planned.without_mask() == shape:
             return
         if self._first is None:
             raise ValueError(f"layer {layer}: K and V of {shape}, the cache was planned with {planned}")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Layer types of transformers whose cache this package knows; others are refused by name.
 FULL = "full_attention"
@@ -54,6 +54,10 @@ class Storage:
     chunk: int = 0
     latent_rank: int = 0
     rope_dim: int = 0
+
+    def without_mask(self) -> Storage:
+        """Heads and dims alone."""
+        return replace(self, window=0, chunk=0)
 
 
 NO_STORAGE = Storage("none")

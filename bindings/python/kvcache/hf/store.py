@@ -64,6 +64,18 @@ class Store:
         seq = self._id()
         return seq, self.cache.prefix.attach(seq, tokens, **query)
 
+    def load(self, saved: bytes, count: int, model_id: str | None) -> list[int]:
+        """New sequences, those of a state file."""
+        seqs = [self._id() for _ in range(count)]
+        while True:
+            try:
+                self.cache.load(seqs, saved, model_id=model_id, publish=False)
+                return seqs
+            except (kvcache.NoPages, kvcache.NeverFits):
+                if not self.grows:
+                    raise
+                self.cache.resize(2 * self.cache.stats().pages_total)
+
     def remove(self, seq: int) -> None:
         self.cache.remove(seq)
 
