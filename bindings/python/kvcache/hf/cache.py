@@ -11,6 +11,7 @@ from . import compat
 from .calls import Pages
 from .copies import copied
 from .fused import NAME, FusedSteps
+from .imported import fill
 from .layers import HybridLayer, KVLayer, StateLayer, make_layers
 from .packed import PackedSteps
 from .rows import Step, check_states
@@ -197,6 +198,18 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
             "copy.copy: two caches cannot own the same rows; use branch() or copy.deepcopy, which share pages and go "
             "their own ways, or hand on the cache itself"
         )
+
+    @classmethod
+    def from_cache(cls, other, config, mode: str = "fused", *, attention_mask: torch.Tensor | None = None, **options) -> PagedCache:
+        """A cache that goes on from given K and V, which are copied into pages.
+
+        other: a cache of transformers or of this package, or (keys, values) of every layer, [batch, heads, tokens, dim], as the
+        model gives them to its cache: K behind its rotation. attention_mask: [batch, tokens], 0 for padding, which fused rows
+        leave out; None: no padding. options: those of PagedCache.
+        """
+        cache = cls(config, mode, **options)
+        fill(cache, other, attention_mask)
+        return cache
 
     # Files --------------------------------------------------------------------------------------------------
 

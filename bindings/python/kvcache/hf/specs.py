@@ -71,7 +71,8 @@ def decoder_config(config):
     return get(decoder=True)
 
 
-def _layer_config(config, index: int):
+def layer_config(config, index: int):
+    """The configuration of one layer, where layers have their own."""
     layers = getattr(config, "per_layer_config", None)
     return layers[index] if layers is not None and index < len(layers) else config
 
@@ -89,7 +90,7 @@ def _layer_types(config, count: int) -> list[str]:
     if types is None:
         types = []
         for index in range(count):
-            one = _layer_config(config, index)
+            one = layer_config(config, index)
             if getattr(one, "sliding_window", None) is not None:
                 types.append(SLIDING)
             elif getattr(one, "attention_chunk_size", None) is not None:
@@ -116,7 +117,7 @@ def layer_specs(config) -> list[LayerSpec]:
                                   "not serve")
     specs = []
     for index, type_ in enumerate(_layer_types(config, count)):
-        one = _layer_config(config, index)
+        one = layer_config(config, index)
         window = chunk = 0
         if type_ in (SLIDING, "hybrid_sliding"):
             window = int(one.sliding_window)
