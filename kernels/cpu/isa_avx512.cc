@@ -1,5 +1,6 @@
-// Compile flags: -ffp-contract=off -march=x86-64-v4 -mprefer-vector-width=512 Contraction is off so
-// that a sum is rounded the same wherever the loop around it stands; fma is written where wanted.
+// Compile flags: -ffp-contract=off, the features of x86-64-v4, -mprefer-vector-width=512.
+// Contraction is off so that a sum is rounded the same wherever the loop around it stands; fma is
+// written where wanted.
 #include "kernels/cpu/tables.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)

@@ -7,6 +7,7 @@ Usage: run.py <build folder> <C compiler>
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,21 @@ def by_pkg_config(libdir, scratch, compiler):
     return [*versions, run(scratch / "by_pkg_config_static")]
 
 
+def by_build_folder(build, scratch, compiler):
+    """pkg-config with the build folder itself, which has no installed tree around it."""
+    search = {**os.environ, "PKG_CONFIG_PATH": str(build.resolve())}
+    search.pop("LD_LIBRARY_PATH", None)
+    versions = []
+    for package, is_shared in (("kvcache", True), ("kvcache-static", False)):
+        program = scratch / f"in_place_{package}"
+        flags = shlex.split(run("pkg-config", "--cflags", "--libs", package, env=search))
+        run(compiler, *STRICT, HERE / "consumer.c", "-o", program, *flags)
+        if needs_shared_library(program) != is_shared:
+            sys.exit(f"install: {package} of the build folder is linked the other way")
+        versions.append(run(program, env=search))
+    return versions
+
+
 def by_dlopen(prefix, libdir, scratch, compiler):
     run(compiler, *STRICT, "-D_DEFAULT_SOURCE", "-I", prefix / "include", HERE / "dlopen.c", "-o", scratch / "dlopen", "-ldl")
     return run(scratch / "dlopen", libdir / "libkvcache.so.0")
@@ -106,6 +122,7 @@ def main():
         libdir = libdir_of(prefix)
         check_files(prefix, libdir)
         versions = by_find_package(prefix, scratch) + by_pkg_config(libdir, scratch, compiler)
+        versions += by_build_folder(build, scratch, compiler)
         versions.append(by_dlopen(prefix, libdir, scratch, compiler))
         if len(set(versions)) != 1:
             sys.exit(f"install: the consumers saw different libraries: {versions}")

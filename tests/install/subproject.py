@@ -32,7 +32,7 @@ def as_subproject(scratch, environment):
     (scratch / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.25)\nproject(consumer LANGUAGES C)\nset(CMAKE_C_STANDARD 11)\n"
         f"add_executable(program program.c)\nadd_executable(program_static program.c)\n{lines}"
-        f"{static.replace('(program ', '(program_static ')}\n")
+        f"{static.replace('(program ', '(program_static ')}\ninstall(TARGETS program RUNTIME DESTINATION bin)\n")
     build = scratch / "build"
     # Optimising would take the longer half of the time and show nothing more.
     run(["cmake", "-S", scratch, "-B", build, "-DCMAKE_BUILD_TYPE=Debug", "-DKVCACHE_KERNEL_OPTIMIZATION=-O0"], env=environment)
@@ -43,7 +43,19 @@ def as_subproject(scratch, environment):
     built = [path.name for path in build.rglob("*") if path.is_file() and os.access(path, os.X_OK) and not path.suffix]
     if unwanted := set(built) - {"program", "program_static"}:
         sys.exit(f"subproject: a part of another build gets programs of ours: {sorted(unwanted)}")
+    if (files := installed(build, scratch / "outer")) != {"bin/program"}:
+        sys.exit(f"subproject: the outer project installs {sorted(files)}, expected its own program alone")
+    run(["cmake", "-DKVCACHE_INSTALL=ON", build], env=environment)
+    files = {name.rpartition("/")[2] for name in installed(build, scratch / "asked")}
+    if missing := {"libkvcache.so.0", "kvcache.h", "dlpack.h", "kvcache.pc", "kvcacheConfig.cmake"} - files:
+        sys.exit(f"subproject: KVCACHE_INSTALL=ON does not install {sorted(missing)}")
     return versions.pop().strip()
+
+
+def installed(build, prefix):
+    """Names below the prefix of what the build's install rules bring."""
+    run(["cmake", "--install", build, "--prefix", prefix])
+    return {str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir()}
 
 
 def plain_cmake(scratch, environment):
@@ -64,8 +76,34 @@ def plain_cmake(scratch, environment):
     for product in ("libkvcache.so", "libkvcache.a", "-o bin/kvcache"):
         if product not in made_by("all"):
             sys.exit(f"subproject: `{commands[1]}` does not build {product}")
+    if "CMAKE_BUILD_TYPE:STRING=Release" not in (tree / "build/CMakeCache.txt").read_text().splitlines():
+        sys.exit(f"subproject: `{commands[0]}` does not configure a release build")
+    if "-Wl,-z,defs" not in made_by("libkvcache.so"):
+        sys.exit("subproject: libkvcache.so may have undefined symbols")
     if "libkvcache.so" not in made_by("kvcache") or "-o bin/kvcache" in made_by("kvcache"):
         sys.exit("subproject: the target kvcache is not the library")
+
+
+def sanitized(scratch, environment):
+    """A consumer's own sanitizers: clang brings their run time with the program, so the library has undefined symbols."""
+    if not shutil.which("clang++"):
+        print("subproject: no clang++ here: sanitizers of a consumer were not tried")
+        return
+    environment = {**environment, "CC": "clang", "CXX": "clang++"}
+    options = "-DCMAKE_CXX_FLAGS=-fsanitize=undefined", "-DCMAKE_CXX_FLAGS_DEBUG=-fsanitize=address", "-DOPTIONS=-fsanitize=address,undefined"
+    project = scratch / "sanitized"
+    project.mkdir()
+    (project / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(consumer LANGUAGES C CXX)\n"
+        f"add_compile_options(${{OPTIONS}})\nadd_subdirectory({ROOT} libkvcache)\n")
+    for number, option in enumerate(options):
+        run(["cmake", "-S", project, "-B", project / str(number), "-DCMAKE_BUILD_TYPE=Debug", option], env=environment)
+        commands = run(["ninja", "-C", project / str(number), "-t", "commands", "kvcache"])
+        if "-z,defs" in commands:
+            sys.exit(f"subproject: libkvcache.so is linked with -z,defs although clang was given {option}")
+        # A program in C is linked without the run time of checks that C++ alone has.
+        if any("-fno-sanitize=vptr,function" not in line for line in commands.splitlines() if line.endswith(".cc")):
+            sys.exit(f"subproject: clang was given {option}, and programs in C cannot link libkvcache.so")
 
 
 def refusals(scratch, environment):
@@ -99,6 +137,7 @@ def main():
         environment |= {"CMAKE_C_COMPILER_LAUNCHER": launcher, "CMAKE_CXX_COMPILER_LAUNCHER": launcher, "CCACHE_BASEDIR": str(scratch)}
         refusals(scratch, environment)
         plain_cmake(scratch, environment)
+        sanitized(scratch, environment)
         version = as_subproject(scratch, environment)
         print(f"subproject: ok, plain CMake and two programs of a project in C with {version}")
 
