@@ -41,7 +41,9 @@ void log(kvc_log_level level, const char* format, ...) noexcept {
   va_start(args, format);
   vprint(message, sizeof message, format, args);
   va_end(args);
-  current.fn(current.user, level, message);
+  char text[sizeof message];
+  write_message(text, sizeof text, message);
+  current.fn(current.user, level, text);
 }
 
 }  // namespace kvc

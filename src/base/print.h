@@ -18,6 +18,11 @@ namespace kvc {
 // As %.<digits>g.
 void append_real(std::string& text, double value, int digits);
 
+// Copies a message for people into `out`, with a NUL, at most `size` > 0 bytes. Bytes that are no
+// UTF-8 and control characters, such as those of a path, become "\xff". A character that does not
+// fit, or that the end of `text` cuts, is left out.
+void write_message(char* out, size_t size, const char* text) noexcept;
+
 // Parsers of other libraries, which ask the thread's locale for its decimal point, see the C locale
 // while one lives.
 class CLocale {

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "src/base/print.h"
+
 namespace kvc {
 
 void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail,
@@ -16,13 +18,13 @@ void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail,
   filled.status = status;
   filled.sys_code = sys_code;
   filled.detail = detail;
-  const size_t length = std::min(std::strlen(message), sizeof filled.message - 1);
-  std::memcpy(filled.message, message, length);
   // A shorter struct gets the part that fits, its message still terminated.
   const size_t size = filled.struct_size;
   if (size < sizeof(size_t)) return;
-  if (size > offsetof(kvc_error, message))
-    filled.message[size - offsetof(kvc_error, message) - 1] = '\0';
+  if (size > offsetof(kvc_error, message)) {
+    const size_t room = std::min(size - offsetof(kvc_error, message), sizeof filled.message);
+    write_message(filled.message, room, message);
+  }
   std::memcpy(static_cast<void*>(err), &filled, size);
 }
 

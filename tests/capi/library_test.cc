@@ -1,8 +1,12 @@
 // kvcache.h, section "Library", and the function table of kvcache_api.h.
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <thread>
 
 #include "kvcache_api.h"
@@ -336,6 +340,129 @@ TEST(FunctionTable, OtherVersionsGetNull) {
   EXPECT_EQ(kvc_get_api(uint32_t{KVC_ABI_VERSION_MAJOR + 1} << 16), nullptr);
   EXPECT_EQ(kvc_get_api(KVC_ABI_VERSION + 1), nullptr);
   EXPECT_EQ(kvc_get_api(UINT32_MAX), nullptr);
+}
+
+// ---- Messages: UTF-8 without control characters, whatever bytes a path holds, cut between two
+// characters, however short the caller's struct is.
+
+std::string encoded(uint32_t code) {
+  std::string text;
+  if (code < 0x80) return {static_cast<char>(code)};
+  if (code < 0x800) {
+    text = {static_cast<char>(0xc0 | code >> 6)};
+  } else if (code < 0x10000) {
+    text = {static_cast<char>(0xe0 | code >> 12), static_cast<char>(0x80 | (code >> 6 & 0x3f))};
+  } else {
+    text = {static_cast<char>(0xf0 | code >> 18), static_cast<char>(0x80 | (code >> 12 & 0x3f)),
+            static_cast<char>(0x80 | (code >> 6 & 0x3f))};
+  }
+  return text + static_cast<char>(0x80 | (code & 0x3f));
+}
+
+bool is_text(uint32_t code) {
+  const bool control = code < 0x20 || (code >= 0x7f && code < 0xa0);
+  return !control && code <= 0x10ffff && (code < 0xd800 || code > 0xdfff);
+}
+
+// The character at the beginning of `text`, found by encoding what its bits could mean, or "".
+std::string first_character(const std::string& text) {
+  const auto bits = [&](size_t at) { return static_cast<unsigned char>(text[at]) & 0x3fu; };
+  const auto lead = static_cast<unsigned char>(text[0]);
+  for (size_t length = 1; length <= 4 && length <= text.size(); ++length) {
+    uint32_t code = length == 1 ? lead : lead & 0x7fu >> length;
+    for (size_t at = 1; at < length; ++at) code = code << 6 | bits(at);
+    if (length == 1 && lead >= 0x80) continue;
+    if (is_text(code) && encoded(code) == text.substr(0, length)) return encoded(code);
+  }
+  return {};
+}
+
+bool is_clean(std::string text) {
+  while (!text.empty()) {
+    const std::string first = first_character(text);
+    if (first.empty()) return false;
+    text.erase(0, first.size());
+  }
+  return true;
+}
+
+std::string escaped(std::string text) {
+  std::string result;
+  while (!text.empty()) {
+    std::string first = first_character(text);
+    const size_t taken = first.empty() ? 1 : first.size();
+    if (first.empty()) {
+      char hex[8];
+      std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned char>(text[0]));
+      first = hex;
+    }
+    result += first;
+    text.erase(0, taken);
+  }
+  return result;
+}
+
+// What the library says of a file that is not there.
+std::string message_of(const std::string& path, size_t struct_size = sizeof(kvc_error)) {
+  kvc_load_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.path = path.c_str();
+  kvc_error err;
+  std::memset(&err, 0x5a, sizeof err);
+  err.struct_size = struct_size;
+  size_t length = 0;
+  EXPECT_EQ(kvc_state_file_describe(&desc, nullptr, &length, &err), KVC_E_IO);
+  EXPECT_EQ(kvc_state_file_describe(&desc, nullptr, &length, nullptr), KVC_E_IO);
+  return struct_size > offsetof(kvc_error, message) ? err.message : "";
+}
+
+TEST(Messages, ShowBytesThatAreNoText) {
+  EXPECT_NE(message_of("/nowhere/caf\xc3\xa9").find("/nowhere/caf\xc3\xa9"), std::string::npos);
+  EXPECT_NE(message_of("/nowhere/\xff\n\x1b[31m").find("/nowhere/\\xff\\x0a\\x1b[31m"),
+            std::string::npos);
+  for (const char* bytes : {"\x80", "\xc0\xaf", "\xc3(", "\xed\xa0\x80", "\xf4\x90\x80\x80",
+                            "\xe0\x80\xaf", "\xf0\x80\x80\xaf", "\xc2\x9b", "\x7f", "\xe2\x82("}) {
+    const std::string message = message_of(std::string("/nowhere/") + bytes + "/file");
+    EXPECT_TRUE(is_clean(message)) << message;
+    EXPECT_NE(message.find("/nowhere/" + escaped(bytes) + "/file"), std::string::npos) << message;
+  }
+}
+
+TEST(Messages, AreCleanForRandomPaths) {
+  std::mt19937_64 random(20261128);
+  const auto between = [&](int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random);
+  };
+  for (int round = 0; round < 2000; ++round) {
+    std::string path = "/nowhere/";
+    for (int64_t left = between(1, 40); left > 0; --left) {
+      if (between(0, 1) == 0) {
+        path += static_cast<char>(between(1, 255));
+      } else {
+        path += encoded(static_cast<uint32_t>(between(1, 0x10ffff)));
+      }
+    }
+    const std::string message = message_of(path + "/file");
+    ASSERT_TRUE(is_clean(message)) << message;
+    ASSERT_NE(message.find(escaped(path) + "/file"), std::string::npos) << message;
+  }
+}
+
+TEST(Messages, AreCutBetweenCharacters) {
+  for (const char* character : {"\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xff"}) {
+    std::string path = "/nowhere/";
+    while (path.size() < 600) path += character;
+    const std::string whole = message_of(path);
+    EXPECT_GT(whole.size(), sizeof(kvc_error::message) - 8);
+    for (size_t size = offsetof(kvc_error, message) + 1; size <= sizeof(kvc_error); ++size) {
+      const std::string message = message_of(path, size);
+      ASSERT_TRUE(is_clean(message)) << message;
+      ASSERT_EQ(message, whole.substr(0, message.size()));
+      const size_t room = size - offsetof(kvc_error, message) - 1;
+      ASSERT_LE(message.size(), room);
+      ASSERT_LE(std::min(room, whole.size()) - message.size(), 3u);
+    }
+  }
 }
 
 }  // namespace
