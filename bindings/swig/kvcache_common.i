@@ -11,12 +11,24 @@
 #include <string.h>
 %}
 
+/* int64_t is long where long has 64 bits, or its pointers are of another type than the functions take. Java, C# and D
+ * read `long` as 32 bits and need nothing. KVC_INT64_IS_LONG_LONG: on macOS, where it is long long. */
+#if !defined(SWIGWORDSIZE64) && !defined(SWIGJAVA) && !defined(SWIGCSHARP) && !defined(SWIGD) && \
+    !defined(KVC_INT64_IS_LONG_LONG)
+#define SWIGWORDSIZE64
+#endif
+
 %include <stdint.i>
 %include <carrays.i>
 
 /* Arrays for the pointer fields of structs. The struct borrows: keep the array while it is used. */
 %array_class(int64_t, Int64Array);
 %array_class(int32_t, Int32Array);
+
+/* Ruby's classes begin with a capital letter: Kvc_plan. */
+#pragma SWIG nowarn=801
+/* A keyword of Perl, which is no obstacle to a method. */
+%warnfilter(314) kvc_ext::next;
 
 /* DLPack's own exchange between frameworks. */
 %ignore DLManagedTensor;
