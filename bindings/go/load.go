@@ -89,8 +89,8 @@ func Load(path string) (*Library, error) {
 		err.Msg = "cannot use the library " + C.GoString(&loaded.file[0]) + ": " + C.GoString(&loaded.message[0])
 		if loaded.opened == 0 {
 			err.Status = ErrIO
-			err.Msg += fmt.Sprintf("; needed is libkvcache with ABI version %d.%d", ABIVersion>>16,
-				ABIVersion&0xFFFF)
+			err.Msg += fmt.Sprintf("; install libkvcache with ABI version %d.%d, or give its path in "+
+				"KVCACHE_LIB or to Load", ABIVersion>>16, ABIVersion&0xFFFF)
 		}
 		return nil, err
 	}

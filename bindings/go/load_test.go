@@ -45,7 +45,7 @@ func TestAMissingLibraryIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libnone.so")
 	_, err := kvcache.Load(path)
 	is(t, err, kvcache.ErrIO)
-	contains(t, err, path, "ABI version 0.1")
+	contains(t, err, path, "ABI version 0.1", "KVCACHE_LIB")
 }
 
 func TestTheEnvironmentNamesTheLibrary(t *testing.T) {

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The module's own, before one that flags of pkg-config bring: the Go code knows these names. */
+#include "internal/headers/dlpack/dlpack.h"
 #include "internal/headers/kvcache_api.h"
 
 enum { SHIM_MAX_DIMS = 9 }; /* of a state (8) and the batch */

@@ -10,7 +10,15 @@
 
 %pragma(java) jniclasscode=%{
   static {
-    System.loadLibrary("kvcache_java");
+    String library = System.getenv("KVCACHE_LIB");
+    try {
+      if (library != null && !library.isEmpty()) System.load(new java.io.File(library).getAbsolutePath());
+      System.loadLibrary("kvcache_java");
+    } catch (UnsatisfiedLinkError error) {
+      throw (UnsatisfiedLinkError) new UnsatisfiedLinkError(
+          error.getMessage() + "; KVCACHE_LIB may hold the path of libkvcache.so, "
+          + "-Djava.library.path the folder of libkvcache_java.so").initCause(error);
+    }
   }
 %}
 %javaconst(1);

@@ -15,7 +15,7 @@ import java.lang.ref.Reference;
 public final class Smoke {
   private static final long NUM_PAGES = 10;
 
-  public static void main(String[] arguments) {
+  public static void main(String[] arguments) throws java.io.IOException {
     System.out.println("libkvcache " + Kvcache.kvc_version_string());
     expect("ABI version", Kvcache.KVC_ABI_VERSION_MAJOR << 16 | Kvcache.KVC_ABI_VERSION_MINOR, Kvcache.kvc_abi_version());
 
@@ -26,6 +26,11 @@ public final class Smoke {
     failuresThrow(cache);
     abortUndoes(cache);
     cache.delete();
+    if (arguments.length > 0) {
+      String mapped = java.nio.file.Files.readString(java.nio.file.Path.of("/proc/self/maps"));
+      expect("libraries mapped from " + arguments[0], 1, mapped.contains(arguments[0]) ? 1 : 0);
+      expect("libraries beside it", 0, mapped.contains("/libkvcache.so") ? 1 : 0);
+    }
     System.out.println("all as expected");
   }
 

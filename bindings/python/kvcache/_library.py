@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import pathlib
 
 SONAME = "libkvcache.so.0"
@@ -21,27 +22,31 @@ def package_file(*parts: str) -> pathlib.Path | None:
 
 
 def find_library() -> pathlib.Path:
-    """The shared library that this package carries."""
+    """The shared library that KVCACHE_LIB names, else the one that this package carries."""
+    if given := os.environ.get("KVCACHE_LIB"):
+        return pathlib.Path(given)
     found = package_file("lib", SONAME)
     if found is None:
         import kvcache
 
         places = ", ".join(str(pathlib.Path(folder) / "lib" / SONAME) for folder in kvcache.__path__)
         raise ImportError(
-            f"{places}: not found; kvcache {'.'.join(map(str, NEEDED_ABI))} needs this shared library",
+            f"{places}: not found; kvcache {'.'.join(map(str, NEEDED_ABI))} needs this shared library, here or "
+            "where KVCACHE_LIB says",
             name="kvcache",
         )
     return found
 
 
 def check_library(path: pathlib.Path) -> None:
-    """Refuse a library that cannot serve this package, by name and with both versions."""
+    """Refuse a library that cannot serve this package, by name and with both versions. It stays loaded, so the
+    extension module finds it by its soname, wherever it lies."""
     needed = ".".join(map(str, NEEDED_ABI))
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(
-            f"{path}: cannot be loaded ({error}); kvcache needs version {needed} of it",
+            f"{path}: cannot be loaded ({error}); kvcache needs version {needed} of it, here or where KVCACHE_LIB says",
             name="kvcache",
             path=str(path),
         ) from error

@@ -161,7 +161,8 @@ def broken_package(folder, library):
 
 
 def test_a_missing_library_is_named(tmp_path):
-    assert "not found" in broken_package(tmp_path, None)
+    said = broken_package(tmp_path, None)
+    assert "not found" in said and "where KVCACHE_LIB says" in said
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
@@ -179,6 +180,28 @@ def test_a_library_of_another_version_is_named_with_both_versions(tmp_path, vers
 def test_what_is_no_library_is_named(tmp_path):
     (tmp_path / "text").write_text("this is no library")
     assert "cannot be loaded" in broken_package(tmp_path, tmp_path / "text")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_variable_names_another_library(tmp_path):
+    another = tmp_path / "another.so"
+    shutil.copy(kvcache.lib_path(), another)
+    code = """
+        import kvcache
+        cache = kvcache.Cache(layers=[kvcache.Layer(num_kv_heads=1, k_dim=4)], num_pages=4)
+        print(kvcache.lib_path())
+        print(*{line.split()[-1] for line in open("/proc/self/maps")
+                if line.rstrip().endswith(("/another.so", "/libkvcache.so.0"))})
+    """
+    found = python(code, env={**os.environ, "KVCACHE_LIB": str(another)})
+    assert found.stdout.split() == [str(another), str(another)], found.stdout + found.stderr
+
+
+def test_a_variable_that_names_no_library_is_an_error(tmp_path):
+    nowhere = tmp_path / "nowhere.so"
+    found = python("import kvcache", env={**os.environ, "KVCACHE_LIB": str(nowhere)})
+    assert found.returncode != 0, found.stdout
+    assert str(nowhere) in found.stderr and "KVCACHE_LIB" in found.stderr, found.stderr
 
 
 # ---- types

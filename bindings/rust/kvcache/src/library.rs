@@ -68,7 +68,8 @@ fn find() -> Result<&'static sys::kvc_api> {
 #[cfg(feature = "dlopen")]
 #[cold]
 fn find() -> Result<&'static sys::kvc_api> {
-    let given = std::env::var_os("KVCACHE_LIBRARY");
+    // KVCACHE_LIBRARY is the older name.
+    let given = std::env::var_os("KVCACHE_LIB").or_else(|| std::env::var_os("KVCACHE_LIBRARY"));
     open(given.as_deref().unwrap_or(std::ffi::OsStr::new(DEFAULT_LIBRARY)))
 }
 
@@ -87,7 +88,7 @@ fn open(path: &std::ffi::OsStr) -> Result<&'static sys::kvc_api> {
             Status::Io,
             format!(
                 "cannot load libkvcache from {shown}: {error}; install it, or give its path in \
-                 KVCACHE_LIBRARY or to kvcache::load"
+                 KVCACHE_LIB or to kvcache::load"
             ),
         )
     };
@@ -114,7 +115,7 @@ fn open(path: &std::ffi::OsStr) -> Result<&'static sys::kvc_api> {
     }
 }
 
-/// Loads the library from `path`. Without this call the first use loads `KVCACHE_LIBRARY`, or else the
+/// Loads the library from `path`. Without this call the first use loads `KVCACHE_LIB`, or else the
 /// system's `libkvcache.so.0`. A library that was loaded before stays, whatever the path.
 ///
 /// # Safety

@@ -29,7 +29,9 @@ fn a_missing_or_old_library_is_named_with_path_and_versions() {
 
     let missing = load(Path::new("no/such/libkvcache.so.0")).unwrap_err();
     assert_eq!(missing.status(), Status::Io);
-    assert!(missing.message().contains("no/such/libkvcache.so.0"), "{missing}");
+    for part in ["no/such/libkvcache.so.0", "KVCACHE_LIB or to kvcache::load"] {
+        assert!(missing.message().contains(part), "{missing} lacks {part}");
+    }
 
     let path = old_library(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let old = load(&path).unwrap_err();
@@ -38,7 +40,7 @@ fn a_missing_or_old_library_is_named_with_path_and_versions() {
         assert!(old.message().contains(part), "{old} lacks {part}");
     }
 
-    // The first use loads the real one: KVCACHE_LIBRARY, or what the system finds.
+    // The first use loads the real one: KVCACHE_LIB, or what the system finds.
     let config = Config::new(vec![Layer::attention(1, 1, 4)]).num_pages(4);
     assert!(Cache::with_config(&config).unwrap().is_empty());
     load(Path::new("anything now")).unwrap();
