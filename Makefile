@@ -21,7 +21,7 @@ export CMAKE_CUDA_COMPILER_LAUNCHER ?= $(CURDIR)/.ci/ccache
 endif
 
 .PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-asan test-tsan test-bindings \
-        clients clients-smoke packages gpu-rehearsal check check-all check-status bench random reliability fuzz abi mutants lint format clean
+        clients clients-smoke languages packages gpu-rehearsal check check-all check-status bench random reliability fuzz abi mutants lint format clean
 
 all: library
 
@@ -104,6 +104,11 @@ clients: build
 clients-smoke: build
 	@tests/clients/hf/run -k 'llama or gemma3 or jamba'
 	@tests/clients/candle/run smoke
+
+# Programs in other languages, on the C interface as it is. Interpreters that are not installed are named and left out.
+languages: build
+	@.ci/deps languages || echo "languages: left out is what needs packages that are missing"
+	@python3 tests/clients/languages/run.py
 
 # What would be published, from its own contents. The wheel takes the library of build/; the crate compiles its own.
 packages: build
