@@ -63,6 +63,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         self._first: list | None = []  # K and V of the first forward, while another plan may be needed
         self._specs: list[LayerSpec] = self._read_specs()
         self._attention = {spec.index for spec in self._specs if spec.has_attention}
+        self._used: set[int] | None = None  # those of `_attention` that the model has; None: nobody has come yet
         self._dtype: torch.dtype | None = None
         self._rows: list[int] = []  # sequence ids, one per batch row
         self._step: Step | None = None
@@ -114,7 +115,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         self._abort()
         for row in self._rows:
             self.store.remove(row)
-        self._rows = []
+        self._rows, self._used = [], None
         self._reset_fused()
         for layer in self.layers:
             if isinstance(layer, KVLayer):
@@ -145,7 +146,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
             self.store.pop(row, count)
         self._crop_fused(length - drop)
         for layer in self.layers:
-            if isinstance(layer, KVLayer):
+            if isinstance(layer, KVLayer) and layer.seen:  # 0: the model leaves it out
                 layer.seen -= drop
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
@@ -267,6 +268,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         check_states("value_states", values)
         if keys.shape[:1] + keys.shape[2:3] != values.shape[:1] + values.shape[2:3]:
             raise ValueError(f"value_states: shape {tuple(values.shape)} does not go with key_states {tuple(keys.shape)}")
+        self._check_used(layer)
         if self.mode == "fused":
             return self._update_fused(layer, keys, values)
         return self._update_gather(layer, keys, values)
@@ -416,7 +418,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         renamed = {row: self.store.add() for row in self._rows or step.ids}
         self._rows = [renamed[row] for row in self._rows]
         step.ids = [renamed[row] for row in step.ids]
-        self.store.begin(step.ids, step.lengths, commit=self._commit)
+        self.store.begin(step.ids, step.lengths, commit=self._commit, partial=True)
         for done, keys, values in self._first:
             self.store.append(done, keys, values)
 
@@ -433,22 +435,39 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
 
     def _begin(self, batch: int, count: int) -> None:
         self._add_rows(batch)
-        self.store.begin(self._rows, [count] * batch, commit=self._commit)
+        self.store.begin(self._rows, [count] * batch, commit=self._commit, partial=True)
         self._step = Step(list(self._rows), [count] * batch, batch, count, opened=True, in_store=True)
 
-    def _commit(self) -> None:
-        """End the open step: its tokens become part of the rows. A step that some layer never saw is undone."""
+    def _commit(self, has_returned: bool = False) -> None:
+        """End the open step: its tokens become part of the rows. A step that some layer never saw is undone.
+
+        has_returned: a forward of a model is over, so the layers of the first one are those that the model has.
+        """
         step = self._step
         if step is None:
             return
-        missing = sorted(self._attention - step.done)
+        missing = sorted(self._waited_for() - step.done)
+        if has_returned and self._used is None and step.done:
+            missing = []
         if missing or self._pending is not None:
             layer = missing[0] if missing else self._pending[0]
             self._abort()
             raise RuntimeError(f"layer {layer} was not attended in the last forward of the model; that forward has been undone")
+        if self._used is None and not self._packed:
+            self._used = set(step.done)
         self._step = self._first = self._point = None
         if step.in_store:
             self.store.end()
+
+    def _waited_for(self) -> set[int]:
+        """Layers that every forward has to reach."""
+        return self._attention if self._used is None else self._used
+
+    def _check_used(self, layer: int) -> None:
+        if self._used is not None and layer not in self._used:
+            raise RuntimeError(
+                f"layer {layer}: the forwards before left it out, so it has no K and V of their tokens; give this one a cache of its own"
+            )
 
     def _abort(self) -> None:
         if self._step is not None:
@@ -467,7 +486,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         if length:
             self.store.begin(self._rows, [length] * len(rows), partial=True)  # rows are written below
             self.store.end()
-        for layer in sorted(self._attention):
+        for layer in sorted(self._waited_for()):
             first = self.layers[layer].first_kept(length)
             storage = self._storage[layer]
             for source, target in zip(rows, self._rows):

@@ -246,7 +246,7 @@ class _EncoderCache(compat.Cache):
             self._lengths = cross
         if len(self._rows) != batch:
             raise ValueError(f"batch: the cache holds {len(self._rows)} rows, the tensors have {batch}")
-        self.store.begin(self._rows, [count] * batch, cross_lengths=cross, commit=self._commit)
+        self.store.begin(self._rows, [count] * batch, cross_lengths=cross, commit=self._commit, partial=True)
         self._step = Step(list(self._rows), [count] * batch, batch, count, opened=True, in_store=True)
 
     def _index(self):

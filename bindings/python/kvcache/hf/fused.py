@@ -298,7 +298,7 @@ class FusedSteps:
         if real is not None and not bool(real.all()):
             step.index = real.flatten().nonzero().flatten()
         if rows:
-            self.store.begin(step.ids, step.lengths, commit=self._commit)
+            self.store.begin(step.ids, step.lengths, commit=self._commit, partial=True)
         step.opened, step.in_store = True, bool(rows)
         if real is not None:
             before = self._real if self._real is not None else torch.ones(step.batch, past, dtype=torch.bool)

@@ -11,7 +11,7 @@ import torch
 from . import compat
 from .layers import KVLayer, StateLayer
 from .rows import check_states
-from .specs import LayerSpec, Storage, layer_config
+from .specs import LayerSpec, Storage, layer_config, num_query_heads
 from .store import Store
 
 
@@ -53,7 +53,7 @@ class Source:
 def _storage(cache, spec: LayerSpec, keys, values) -> Storage:
     config = layer_config(cache.config, spec.index)
     rank, rope = getattr(config, "kv_lora_rank", None), getattr(config, "qk_rope_head_dim", None)
-    q_heads = keys.shape[1] if cache.mode == "gather" else config.num_attention_heads
+    q_heads = keys.shape[1] if cache.mode == "gather" else num_query_heads(config)
     if cache.mode == "fused" and rank and keys.shape[1] == 1 and (keys.shape[3], values.shape[3]) == (rank, rope):
         if cache.mla != "latent":
             raise NotImplementedError(

@@ -8,7 +8,7 @@ import weakref
 import torch
 
 from . import compat
-from .specs import LayerSpec
+from .specs import IMAGE, LayerSpec
 
 
 def owner_of(layer):
@@ -132,6 +132,25 @@ class EmptyLayer(compat.DummyLayer or object):
             return -1
 
 
+class ImageLayer(EmptyLayer):
+    """A layer that attends to an image alone. Without one the model leaves it out."""
+
+    keys = values = None
+
+    def __init__(self, index: int):
+        super().__init__()
+        self.index, self.is_initialized = index, False
+
+    def get_seq_length(self, *_) -> int:
+        return 0
+
+    def update(self, *_, **__):
+        raise NotImplementedError(
+            f"layer {self.index}: it keeps K and V of an image (cross_attention_layers), which kvcache.hf does not serve; give the "
+            "model text alone, or transformers' own cache with attn_implementation='sdpa' or 'eager'"
+        )
+
+
 if compat.LinearAttentionLayer is not None:
 
     class StateLayer(compat.LinearAttentionLayer):
@@ -226,6 +245,8 @@ def make_layers(cache, specs: list[LayerSpec]) -> list:
             layers.append(KVLayer(cache, spec))
         elif spec.has_state:
             layers.append(StateLayer(number_of_states=spec.num_states))
+        elif spec.type == IMAGE:
+            layers.append(ImageLayer(spec.index))
         else:
             layers.append(EmptyLayer())
     return layers

@@ -147,6 +147,7 @@ def load_rows(make, path, config, *, mode, dtype, model_id, **limits):
     for layer, seen in zip(cache.layers, header["seen"]):
         if seen is not None:
             layer.seen = seen
+    cache._used = {index for index in cache._attention if cache.layers[index].seen}
     _give_states(cache, header["states"], tensors)
     return cache
 

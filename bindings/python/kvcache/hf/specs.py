@@ -12,6 +12,7 @@ CHUNKED = "chunked_attention"
 LINEAR = ("linear_attention", "conv", "mamba")
 HYBRID = ("hybrid", "hybrid_sliding")
 EMPTY = ("dummy", "moe", "mlp")
+IMAGE = "image_attention"  # Our word for layers that attend to an image (Mllama).
 
 # Models whose recurrent layers do not mask padding: attention's result there reaches later tokens.
 STATES_READ_PADDING = frozenset(("recurrent_gemma",))
@@ -78,11 +79,19 @@ def layer_config(config, index: int):
 
 
 def _num_layers(config) -> int:
-    for name in ("num_hidden_layers", "decoder_layers"):
+    # A decoder that was taken out of an encoder-decoder (BartForCausalLM) has the encoder's number under the first name.
+    names = ("num_hidden_layers", "decoder_layers")
+    for name in names if getattr(config, "is_encoder_decoder", False) else reversed(names):
         value = getattr(config, name, None)
         if isinstance(value, int):
             return value
     raise ValueError(f"config: {type(config).__name__} has no num_hidden_layers")
+
+
+def num_query_heads(config) -> int:
+    """Query heads of a decoder; see _num_layers."""
+    heads = None if getattr(config, "is_encoder_decoder", False) else getattr(config, "decoder_attention_heads", None)
+    return heads or config.num_attention_heads
 
 
 def _layer_types(config, count: int) -> list[str]:
@@ -111,12 +120,12 @@ def _layer_types(config, count: int) -> list[str]:
 def layer_specs(config) -> list[LayerSpec]:
     """The layers of a decoder configuration, in the order of transformers' layer_idx."""
     count = _num_layers(config)
-    crossing = getattr(config, "cross_attention_layers", None)
-    if crossing:
-        raise NotImplementedError(f"config: layers {list(crossing)} keep K and V of an image (cross_attention_layers), which kvcache.hf does "
-                                  "not serve")
+    crossing = getattr(config, "cross_attention_layers", None) or ()
     specs = []
     for index, type_ in enumerate(_layer_types(config, count)):
+        if index in crossing:
+            specs.append(LayerSpec(index, IMAGE))
+            continue
         one = layer_config(config, index)
         window = chunk = 0
         if type_ in (SLIDING, "hybrid_sliding"):

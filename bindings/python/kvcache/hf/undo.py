@@ -21,6 +21,7 @@ class Point:
     real: torch.Tensor | None
     store: object
     shapes: dict
+    used: set[int] | None
     is_first: bool  # another plan may still be needed
     states: dict[int, dict]  # of recurrent layers, copied
 
@@ -73,6 +74,7 @@ class UndoneCalls:
                 self._real,
                 self.store,
                 dict(self._shapes),
+                self._used,
                 self._first is not None,
                 {index: layer.state() for index, layer in enumerate(self.layers) if isinstance(layer, StateLayer)},
             )
@@ -99,9 +101,11 @@ class UndoneCalls:
             )
 
     def _end_call(self) -> None:
-        # A packed step ends with its block. What other models continue stays open.
+        # A packed step ends with its block. Models may have fewer layers than their configuration says.
         if self._is_whole() and not self._packed:
             self._commit()
+        elif self._step is not None and not self._packed:
+            self._commit(has_returned=True)
         if self._step is None:
             self._point = None
 
@@ -116,7 +120,7 @@ class UndoneCalls:
             self._begin_call()
 
     def _is_whole(self) -> bool:
-        return self._step is not None and self._pending is None and not self._attention - self._step.done
+        return self._step is not None and self._pending is None and not self._waited_for() - self._step.done
 
     def _undo(self, point: Point) -> None:
         step, self._step, self._pending, self._point = self._step, None, None, None
@@ -132,7 +136,7 @@ class UndoneCalls:
             for row, length in zip(self._rows, point.lengths()):
                 if self.store.length(row) > length:  # of a step that ended before the one that failed
                     self.store.pop(row, self.store.length(row) - length)
-        self._real, self._shapes = point.real, dict(point.shapes)
+        self._real, self._shapes, self._used = point.real, dict(point.shapes), point.used
         self._first = [] if point.is_first else None
         for index, (layer, seen) in enumerate(zip(self.layers, point.seen)):
             if seen is not None:

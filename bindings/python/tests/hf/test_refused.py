@@ -337,10 +337,3 @@ def test_a_recurrent_model_is_served_by_the_name_of_its_own_argument():
             model(input_ids=ids[:, :8], cache_params=cache, use_cache=True)
             last.append(model(input_ids=ids[:, 8:], cache_params=cache, use_cache=True).logits)
     assert torch.equal(*last)
-
-
-def test_layers_that_keep_an_image_are_refused_by_their_numbers():
-    config = families.build("llama").config
-    config.cross_attention_layers = [1]
-    with pytest.raises(NotImplementedError, match=r"config: layers \[1\] keep K and V of an image"):
-        PagedCache(config)
