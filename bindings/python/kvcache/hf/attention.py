@@ -7,9 +7,9 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .calls import watch_calls
-from .compat import check_class_tables
+from .compat import NAME, check_class_tables
 from .defaults import replace_defaults
-from .fused import NAME, TAG, waiting_cache
+from .fused import TAG, waiting_cache
 from .masks import kvcache_mask
 from .options import read_options
 from .rows import check_gradients

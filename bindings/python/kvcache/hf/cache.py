@@ -9,8 +9,9 @@ import torch
 
 from . import compat
 from .calls import Pages
+from .compat import NAME
 from .copies import copied
-from .fused import NAME, FusedSteps
+from .fused import FusedSteps
 from .imported import fill
 from .layers import HybridLayer, KVLayer, StateLayer, make_layers
 from .packed import PackedSteps

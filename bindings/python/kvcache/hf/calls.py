@@ -9,12 +9,15 @@ on any exception puts everything back.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections import deque
 from contextlib import ExitStack
 from functools import partial
 
 import torch
+
+from .compat import NAME
 
 _thread = threading.local()
 
@@ -141,6 +144,23 @@ def last_updated():
     return None if waiting is None else waiting()
 
 
+def _attends_in_pages(model) -> bool:
+    """Cheap enough for a compiler to trace."""
+    config = model.config
+    text = getattr(config, "text_config", None)
+    return NAME in (getattr(config, "_attn_implementation", None), getattr(text, "_attn_implementation", None))
+
+
+@torch.compiler.disable(reason="pages are host bookkeeping, which torch.compile cannot trace: the model runs uncompiled")
+def _uncompiled(model, args, kwargs):
+    warnings.warn(
+        f"torch.compile: {type(model).__name__} has attn_implementation={NAME!r} and runs uncompiled, because pages are host "
+        "bookkeeping",
+        stacklevel=2,
+    )
+    return model(*args, **kwargs)
+
+
 def watch_calls(model_class: type) -> None:
     """Wrap the call of `model_class`, once."""
     call = model_class.__call__
@@ -148,7 +168,9 @@ def watch_calls(model_class: type) -> None:
         return
 
     def watched(self, *args, **kwargs):
-        if torch.compiler.is_compiling() or getattr(_thread, "call", None) is not None:
+        if torch.compiler.is_compiling():
+            return _uncompiled(self, args, kwargs) if _attends_in_pages(self) else call(self, *args, **kwargs)
+        if getattr(_thread, "call", None) is not None:
             return call(self, *args, **kwargs)
         with ExitStack() as stack:
             forward = Call(stack, self, args, kwargs)

@@ -8,6 +8,8 @@ import sys
 import transformers
 from transformers import PreTrainedModel, cache_utils
 
+NAME = "kvcache"  # The attention implementation, as models are loaded with it.
+
 V5 = int(transformers.__version__.split(".")[0]) >= 5
 
 Cache = cache_utils.Cache

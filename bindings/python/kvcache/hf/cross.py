@@ -36,6 +36,17 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
         encoder._limits["stored_as"] = own._stored_as
         super().__init__(own, encoder)
 
+    @property
+    def cross_attention_cache(self):
+        return self._encoder
+
+    @cross_attention_cache.setter
+    def cross_attention_cache(self, cache) -> None:
+        # T5Gemma's `generate` puts an empty one of the same class there, for layers without windows. Ours has none anyway.
+        present = getattr(self, "_encoder", None)
+        if present is None or type(present) is not type(cache) or cache._rows or present._rows:
+            self._encoder = cache
+
     # A forward, see calls.py: beside the two caches it changes what the encoder has been given for.
 
     @property
@@ -81,8 +92,17 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
         """Every method works: these are no dynamic caches, but they grow like them."""
 
 
+def _check_offloading(offloading: bool) -> None:
+    if offloading:
+        raise NotImplementedError("offloading: kvcache.hf keeps pages on the CPU; leave cache_implementation out")
+
+
 class _GatheredEncoderCache(PagedCache):
     """The encoder's K and V as ordinary full layers: given once, gathered whenever the model asks."""
+
+    def __init__(self, config, mode: str = "gather", *, offloading: bool = False, **limits):
+        _check_offloading(offloading)
+        super().__init__(config, mode, **limits)
 
     def _read_specs(self) -> list[LayerSpec]:
         return [LayerSpec(spec.index, FULL) for spec in layer_specs(self.config)]
@@ -133,7 +153,8 @@ class _EncoderLayer(compat.CacheLayerMixin):
 class _EncoderCache(compat.Cache):
     """The encoder's K and V in CROSS layers, attended in C++."""
 
-    def __init__(self, config, **limits):
+    def __init__(self, config, *, offloading: bool = False, **limits):
+        _check_offloading(offloading)
         self.config = decoder_config(config)
         self.store: Store | None = None
         self._limits = {name: value for name, value in limits.items() if name not in ("mla", "dtype")}

@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from .cache import PagedCache
 from .calls import calling_model
+from .compat import NAME
 from .cross import PagedEncoderDecoderCache
-from .fused import NAME
 from .specs import decoder_config
 
 _thread = threading.local()

@@ -9,13 +9,13 @@ import torch
 
 from . import mla
 from .calls import last_updated, wait_for_attention
+from .compat import NAME
 from .masks import Mask, check_causal, pack_bias, read_mask, with_bias
 from .options import Options
 from .rows import Step
 from .specs import Storage, padding_reaches_states
 from .undo import undone_on_failure
 
-NAME = "kvcache"
 TAG = "_kvcache_tag"
 
 

@@ -255,7 +255,10 @@ def pack_bias(bias: torch.Tensor, step, past_mask: torch.Tensor | None) -> torch
 
 def _drop_columns(bias: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     if real.shape != (bias.shape[0], bias.shape[3]):
-        raise ValueError(f"bias: {bias.shape[3]} columns, the cache has {real.shape[1]} tokens per row")
+        raise ValueError(
+            f"bias: {bias.shape[3]} columns, the cache has {real.shape[1]} tokens per row; a bias over other tokens than "
+            "those of the cache needs mode='gather' with attn_implementation='sdpa' or 'eager'"
+        )
     order = torch.argsort(~real, dim=1, stable=True)  # the real tokens first, in their order
     return bias.gather(3, order[:, None, None, :].expand(bias.shape))
 

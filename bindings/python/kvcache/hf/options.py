@@ -36,6 +36,11 @@ def read_options(module, query: torch.Tensor, scaling, dropout: float, kwargs: d
         raise NotImplementedError("output_attentions: kvcache does not return attention weights; use attn_implementation='eager'")
     if dropout:
         raise NotImplementedError(f"dropout: kvcache attends without dropout, got {dropout}; call model.eval()")
+    if rest.pop("return_shared_kv_states", False):  # Gemma-4 hands them to the model that drafts.
+        raise NotImplementedError(
+            "return_shared_kv_states: a fused cache hands the model new K and V alone, and the model that drafts needs all of them; "
+            "use mode='gather' with attn_implementation='sdpa' or 'eager'"
+        )
     if rest:
         name = sorted(rest)[0]
         raise NotImplementedError(f"{name}: kvcache attention does not know this argument ({type(rest[name]).__name__})")

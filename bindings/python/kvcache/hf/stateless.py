@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import torch
 
+from .calls import calling_model
+from .compat import Cache
 from .masks import Mask, Pattern, check_causal, pack_bias, read_mask, with_bias
 from .options import Options
 from .rows import Step
@@ -27,6 +30,7 @@ def attend_without_cache(query, key, value, attention_mask, options: Options) ->
         check_causal(mask.bias, columns - rows)
     mask = with_bias(mask, options.position_bias)
     if causal and rows != columns:
+        _check_own_cache()
         raise ValueError(
             f"past_key_values: {columns} keys for {rows} queries come from a cache that is not fused, and "
             "the model has attn_implementation='kvcache', which attends to cached tokens in pages only; "
@@ -46,6 +50,18 @@ def attend_without_cache(query, key, value, attention_mask, options: Options) ->
         attend_ragged(queries.pack(query), keys.pack(key), keys.pack(value), out, _offsets(queries), _offsets(keys),
                       causal=causal, window=window, scale=options.scale, soft_cap=options.soft_cap, sink_logits=options.sink_logits, bias=bias)
     return queries.unpack(out)
+
+
+def _check_own_cache() -> None:
+    """Name the class of models that make a cache of their own (MiniMax), which nobody can replace."""
+    model = calling_model()
+    module = sys.modules.get(type(model).__module__)
+    own = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Cache) and one.__module__ == module.__name__] if module else []
+    if own:
+        raise NotImplementedError(
+            f"past_key_values: {type(model).__name__} keeps its past in a {own[0].__name__} of its own, which kvcache attention does "
+            "not read; load it with attn_implementation='sdpa' or 'eager'"
+        )
 
 
 def _is_beyond(pattern: Pattern, mask: Mask, columns: int) -> bool:
