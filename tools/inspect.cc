@@ -2,10 +2,12 @@
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "kvcache.h"
 #include "tools/gguf/describe.h"
@@ -33,6 +35,9 @@ std::string described(const std::string& path, kvc_error& error) {
 }
 
 bool is_gguf(const std::string& path) {
+  // Opening a FIFO would wait for a writer.
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return false;
   char magic[4] = {};
   std::FILE* file = std::fopen(path.c_str(), "rb");
   if (file == nullptr) return false;

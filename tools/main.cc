@@ -1,6 +1,8 @@
 // The `kvcache` command: what a user runs first.
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include "kvcache.h"
@@ -16,6 +18,20 @@
 #include "bench/bench.h"
 #define KVC_TOOL_HAS_BENCH 1
 #endif
+
+namespace {
+
+// The exit code of a command whose output arrived; a full disk or a closed output is a failure.
+int written(int exit_code) {
+  const bool is_flushed = std::fflush(stdout) == 0;
+  const int error_number = errno;
+  if (is_flushed && std::ferror(stdout) == 0) return exit_code;
+  std::fprintf(stderr, "kvcache: cannot write the output%s%s\n", is_flushed ? "" : ": ",
+               is_flushed ? "" : std::strerror(error_number));
+  return exit_code == 0 ? 1 : exit_code;
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   find_modules();
@@ -42,7 +58,7 @@ int main(int argc, char** argv) {
       std::fputs(app.help().c_str(), stderr);
       return kUsage;
     }
-    return app.exit(error) == 0 ? 0 : kUsage;
+    return written(app.exit(error) == 0 ? 0 : kUsage);
   }
-  return exit_code;
+  return written(exit_code);
 }

@@ -15,15 +15,20 @@
 namespace kvc {
 
 FileSource::FileSource(const char* path)
-    : name_("\"" + std::string(path) + "\""), file_(::open(path, O_RDONLY | O_CLOEXEC)) {
+    : name_("\"" + std::string(path) + "\""),
+      // A FIFO without a writer is opened at once, to be refused.
+      file_(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   struct stat facts;
   int error_number = file_ < 0 ? errno : 0;
-  if (error_number == 0 && ::fstat(file_, &facts) == 0 && S_ISDIR(facts.st_mode))
-    error_number = EISDIR;
+  if (error_number == 0 && ::fstat(file_, &facts) == 0) {
+    if (S_ISDIR(facts.st_mode)) error_number = EISDIR;
+    if (S_ISFIFO(facts.st_mode)) error_number = ESPIPE;
+  }
   if (error_number == 0) return;
   if (file_ >= 0) ::close(file_);
   fail_errno(KVC_E_IO, error_number, "cannot open %s: %s", name_.c_str(),
-             std::strerror(error_number));
+             error_number == ESPIPE ? "it is a FIFO, which cannot be read at an offset"
+                                    : std::strerror(error_number));
 }
 
 FileSource::~FileSource() { ::close(file_); }

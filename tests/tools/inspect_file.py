@@ -1,6 +1,7 @@
 """`kvcache inspect` of the file that `kvcache demo` saves, and of a model in GGUF: as text, as JSON, damaged, missing. Argument: the command."""
 
 import json
+import os
 import pathlib
 import struct
 import subprocess
@@ -80,5 +81,8 @@ with tempfile.TemporaryDirectory() as folder:
     assert "blk.0.attn_q.weight Q8_0 [32,2]" in shown(path, "--layout")
     path.write_bytes(gguf_model()[:-1])
     refused('tensor "output_norm.weight" of 12 bytes at 96 of the data reaches beyond the end of the file', path)
+    fifo = path.with_name("fifo")
+    os.mkfifo(fifo)
+    refused("it is a FIFO", fifo)
     path.write_bytes(b"GGUF")
     refused("the file ends inside the version", path)

@@ -203,6 +203,15 @@ class Plan(unittest.TestCase):
         self.refused(2, "int3", *LLAMA, "--memory", "1GiB", "--kv-dtype", "int3")
         self.refused(2, "exclude each other", *LLAMA, "--memory", "1GiB", "--window", 8, "--window-every", 2, "--full-every", 2)
 
+    @unittest.skipUnless(pathlib.Path("/dev/full").exists(), "no /dev/full here")
+    def test_output_that_does_not_arrive_is_a_failure(self):
+        for arguments in ([*LLAMA, "--memory", "1GiB"], [*LLAMA, "--memory", "1GiB", "--json"], ["--help"]):
+            for output in ("> /dev/full", ">&-"):
+                with self.subTest(arguments=arguments, output=output):
+                    done = subprocess.run(["sh", "-c", f'"$0" "$@" {output}', TOOL, "plan", *arguments], capture_output=True, text=True)
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertIn("kvcache: cannot write the output", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

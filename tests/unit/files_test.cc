@@ -1,6 +1,10 @@
 // The parts of state files: sources that read ahead, the frame of chunks, tagged records.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -141,6 +145,26 @@ TEST(Chunks, AHeadThatPromisesMoreThanThereIsAllocatesOnlyWhatComes) {
   ChunkReader reader(&source);
   ASSERT_NE(reader.next(), nullptr);
   EXPECT_EQ(status_of([&] { reader.payload(); }), KVC_E_CORRUPT);
+}
+
+TEST(FileSource, AFifoIsRefusedAtOnceWithOrWithoutAWriter) {
+  const test::Folder folder;
+  const std::string path = folder.file("fifo");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  for (const bool has_writer : {false, true}) {
+    const int fd = has_writer ? ::open(path.c_str(), O_RDWR | O_CLOEXEC) : -1;
+    ASSERT_EQ(fd >= 0, has_writer);
+    try {
+      const FileSource source(path.c_str());
+      ADD_FAILURE() << "opened";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), KVC_E_IO);
+      EXPECT_EQ(error.sys_code(), ESPIPE);
+      EXPECT_NE(std::string(error.what()).find("/fifo\": it is a FIFO"), std::string::npos)
+          << error.what();
+    }
+    if (has_writer) ::close(fd);
+  }
 }
 
 // ---- Records
