@@ -187,7 +187,8 @@ void require_options(const CLI::App& bench, const CLI::App& app, const GpuOption
       } else if (is_gpu(options)) {
         refuse(*option, "a GPU is measured with fixed shapes, see --shapes");
       } else if (part != &app) {
-        refuse(*option, "not of this bench");
+        const bool has_it = app.get_option_no_throw(option->get_name()) != nullptr;
+        refuse(*option, has_it ? "belongs behind the name of the bench" : "not of this bench");
       }
     }
   }

@@ -46,6 +46,11 @@ class Bench(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("--sequences", done.stderr)
 
+    def test_an_option_before_the_name_of_its_bench_is_told_its_place(self):
+        done = run("--threads", "1", "decode", *SHORT)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("--threads: belongs behind the name of the bench", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()
