@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -10,6 +12,7 @@ from .calls import watch_calls
 from .compat import NAME, check_class_tables
 from .defaults import replace_defaults
 from .fused import TAG, waiting_cache
+from .layers import OF_IMAGE
 from .masks import kvcache_mask
 from .options import read_options
 from .rows import check_gradients
@@ -28,6 +31,8 @@ def kvcache_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         s_aux=kwargs.get("s_aux"),
         position_bias=options.position_bias,
     )
+    if getattr(key, OF_IMAGE, False):
+        return attend_without_cache(query, key, value, attention_mask, replace(options, causal=False)), None
     tag = getattr(key, TAG, None)
     if tag is not None:
         return tag.cache._attend(tag, module, query, key, value, attention_mask, options), None

@@ -13,7 +13,7 @@ from .compat import NAME
 from .copies import copied
 from .fused import FusedSteps
 from .imported import fill
-from .layers import HybridLayer, KVLayer, StateLayer, make_layers
+from .layers import TENSOR_LAYERS, HybridLayer, KVLayer, StateLayer, make_layers
 from .packed import PackedSteps
 from .rows import Step, check_states
 from .saved import load_rows, save_rows
@@ -105,7 +105,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
             return
         self.record_past = True
         for layer in self.layers:
-            if isinstance(layer, StateLayer):
+            if isinstance(layer, TENSOR_LAYERS):
                 layer.activate_past_recording()
         if self.store is not None and any(spec.view for spec in self._specs):
             self._replan()
@@ -121,7 +121,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         for layer in self.layers:
             if isinstance(layer, KVLayer):
                 layer.seen = 0
-            if isinstance(layer, StateLayer):
+            if isinstance(layer, TENSOR_LAYERS):
                 layer.reset()
 
     @locked
@@ -154,13 +154,13 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         """Row i becomes a copy of row beam_idx[i]: pages are shared, nothing is copied."""
         self._select(beam_idx.tolist())
         for layer in self.layers:
-            if isinstance(layer, StateLayer):
-                compat.LinearAttentionLayer.reorder_cache(layer, beam_idx)
+            if isinstance(layer, TENSOR_LAYERS):
+                layer.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
         for layer in self.layers:
-            if isinstance(layer, StateLayer):
+            if isinstance(layer, TENSOR_LAYERS):
                 layer.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
@@ -168,7 +168,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
             indices = torch.arange(len(self._rows))[indices]  # negative ones and masks, as of any tensor
         self._select(indices.tolist())
         for layer in self.layers:
-            if isinstance(layer, StateLayer):
+            if isinstance(layer, TENSOR_LAYERS):
                 layer.batch_select_indices(indices)
 
     # Copies -------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         other._real = self._real
         other.layers = make_layers(other, self._specs)
         for mine, copy in zip(self.layers, other.layers):
-            if isinstance(mine, StateLayer):
+            if isinstance(mine, TENSOR_LAYERS):
                 mine.copy_states(copy)
             if isinstance(mine, KVLayer):
                 copy.seen = mine.seen

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from . import compat
-from .layers import KVLayer, StateLayer
+from .layers import ImageLayer, KVLayer, StateLayer
 from .rows import check_states
 from .specs import LayerSpec, Storage, layer_config, num_query_heads
 from .store import Store
@@ -85,6 +85,7 @@ def fill(cache, other, attention_mask) -> None:
             raise ValueError(f"other: layer {index} has {len(keys)} rows in {keys.dtype}, the first has {batch} in {first.dtype}")
     real = _read_mask(cache, source, attention_mask, batch, length)
     states = _read_states(cache, source)
+    images = _read_images(cache, source)
     shapes = {index: _storage(cache, cache._specs[index], *both) for index, both in given.items()}
     cache._shapes, cache._dtype, cache._first = shapes, first.dtype, None
     cache._storage = [cache._layer_storage(spec, next(iter(shapes.values()))) for spec in cache._specs]
@@ -106,6 +107,8 @@ def fill(cache, other, attention_mask) -> None:
     for layer in cache.layers:
         if isinstance(layer, KVLayer):
             layer.seen = length
+    for layer, theirs in images:
+        layer.update(theirs.keys, theirs.values)
     for layer, theirs in states:
         StateLayer.copy_states(theirs, layer)
 
@@ -153,3 +156,9 @@ def _read_states(cache, source: Source) -> list[tuple]:
                 raise NotImplementedError(f"other: layer {index} of the model keeps a recurrent state, which {type(theirs).__name__} has not")
             found.append((layer, theirs))
     return found
+
+
+def _read_images(cache, source: Source) -> list[tuple]:
+    """Layers with K and V of an image, where the source has one."""
+    pairs = [(layer, source.layers[index]) for index, layer in enumerate(cache.layers) if isinstance(layer, ImageLayer) and source.cache is not None]
+    return [(layer, theirs) for layer, theirs in pairs if theirs.get_seq_length()]

@@ -11,6 +11,9 @@ from . import compat
 from .specs import IMAGE, LayerSpec
 
 
+OF_IMAGE = "_kvcache_of_image"  # Set on K of an image: every query sees all of it.
+
+
 def owner_of(layer):
     """The cache whose pages a layer reads."""
     cache = layer._cache()
@@ -133,22 +136,49 @@ class EmptyLayer(compat.DummyLayer or object):
 
 
 class ImageLayer(EmptyLayer):
-    """A layer that attends to an image alone. Without one the model leaves it out."""
+    """K and V of an image (Mllama), in PyTorch tensors: they do not grow with the text. Without an image the model leaves it out."""
 
-    keys = values = None
-
-    def __init__(self, index: int):
+    def __init__(self):
         super().__init__()
-        self.index, self.is_initialized = index, False
+        self.reset()
+
+    def update(self, key_states, value_states, *_, **__):
+        if self.is_initialized:  # a further image
+            key_states, value_states = (torch.cat(both, dim=-2) for both in ((self.keys, key_states), (self.values, value_states)))
+        self.keys, self.values, self.is_initialized = key_states, value_states, True
+        setattr(self.keys, OF_IMAGE, True)
+        return self.keys, self.values
 
     def get_seq_length(self, *_) -> int:
-        return 0
+        return self.keys.shape[-2] if self.is_initialized else 0
 
-    def update(self, *_, **__):
-        raise NotImplementedError(
-            f"layer {self.index}: it keeps K and V of an image (cross_attention_layers), which kvcache.hf does not serve; give the "
-            "model text alone, or transformers' own cache with attn_implementation='sdpa' or 'eager'"
-        )
+    def reset(self) -> None:
+        self.keys = self.values = None
+        self.is_initialized = False
+
+    def activate_past_recording(self) -> None:
+        """Nothing: text is taken back without it."""
+
+    def state(self) -> tuple:
+        return self.keys, self.values
+
+    def set_state(self, state: tuple) -> None:
+        self.keys, self.values = state
+        self.is_initialized = self.keys is not None
+
+    def copy_states(self, other) -> None:
+        other.set_state(self.state())
+
+    def _rows(self, change) -> None:
+        if self.is_initialized:
+            self.keys, self.values = change(self.keys), change(self.values)
+            setattr(self.keys, OF_IMAGE, True)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._rows(lambda states: states.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices) -> None:
+        self._rows(lambda states: states[indices, ...])
 
 
 if compat.LinearAttentionLayer is not None:
@@ -232,6 +262,10 @@ else:  # version 4 keeps states in a cache class per model: make_layers refuses 
         """Never made."""
 
 
+# What does not lie in pages.
+TENSOR_LAYERS = (StateLayer, ImageLayer)
+
+
 def make_layers(cache, specs: list[LayerSpec]) -> list:
     layers = []
     for spec in specs:
@@ -246,7 +280,7 @@ def make_layers(cache, specs: list[LayerSpec]) -> list:
         elif spec.has_state:
             layers.append(StateLayer(number_of_states=spec.num_states))
         elif spec.type == IMAGE:
-            layers.append(ImageLayer(spec.index))
+            layers.append(ImageLayer())
         else:
             layers.append(EmptyLayer())
     return layers

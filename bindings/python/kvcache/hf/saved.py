@@ -17,7 +17,7 @@ import torch
 
 import kvcache
 
-from .layers import KVLayer, StateLayer
+from .layers import ImageLayer, KVLayer, StateLayer
 from .specs import Storage
 from .storage import STORAGE_TYPES, storage_type
 from .store import Store
@@ -56,6 +56,8 @@ def save_rows(cache, path, model_id: str | None) -> None:
         raise ValueError("save: the cache holds no tokens; save it behind its first forward")
     if any(isinstance(layer, StateLayer) and layer.record_past for layer in cache.layers):
         raise NotImplementedError("save: recurrent layers record their past (activate_past_recording)")
+    if any(isinstance(layer, ImageLayer) and layer.is_initialized for layer in cache.layers):
+        raise NotImplementedError("save: layers hold K and V of an image, which files of caches have no place for")
     states, parts = {}, []
     for index, layer in enumerate(cache.layers):
         if not isinstance(layer, StateLayer):

@@ -9,7 +9,7 @@ from functools import wraps
 import torch
 
 from .calls import join_call
-from .layers import KVLayer, StateLayer
+from .layers import TENSOR_LAYERS, KVLayer, StateLayer
 
 
 @dataclass
@@ -76,7 +76,7 @@ class UndoneCalls:
                 dict(self._shapes),
                 self._used,
                 self._first is not None,
-                {index: layer.state() for index, layer in enumerate(self.layers) if isinstance(layer, StateLayer)},
+                {index: layer.state() for index, layer in enumerate(self.layers) if isinstance(layer, TENSOR_LAYERS)},
             )
         return self._point
 

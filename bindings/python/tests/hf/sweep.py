@@ -172,7 +172,6 @@ def sweep(model_type, kind, class_name, verbose=False):
 # What a message says in the lists; others are quoted.
 PHRASES = [
     (r"config: layer \d+ is of type '(\w+)'", r"layers of type `\1`"),
-    (r"\(cross_attention_layers\)", "layers that keep K and V of an image"),
     (r"has put nothing into it", "takes the cache and keeps its past elsewhere (with `DynamicCache` it loses it)"),
     (r"the model computes \w+ of its mask", "computes with the mask"),
     (r"no attention interface", "picks attention from a table of its own"),

@@ -185,16 +185,71 @@ def test_mllama_without_an_image_leaves_its_cross_layers_out(mode):
     assert cache.get_seq_length() == 32
 
 
+TOKENS = 17  # of an image: 4 x 4 patches and one more
+
+
+def image(rows=2, tokens=TOKENS, text=20, seed=3):
+    """States of an image, and a mask that hides it from the first two tokens of text."""
+    states = torch.randn(rows, tokens, 64, generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones(rows, text, 1, 1, dtype=torch.long)
+    mask[:, :2] = 0
+    return states, mask
+
+
+@torch.inference_mode()
+def described(model, cache, beams=None, new=6):
+    """Logits of a prompt with an image and of tokens behind it; rows change their order in between."""
+    ids, mask = families.prompt(2, 20, padding=(0, 3))
+    states, seen = image()
+    out = [model(input_ids=ids, attention_mask=mask, past_key_values=cache, cross_attention_states=states, cross_attention_mask=seen).logits]
+    if beams is not None:
+        cache.reorder_cache(beams)
+        mask = mask[beams]
+    for index in range(new):
+        mask = torch.cat((mask, torch.ones_like(mask[:, :1])), dim=1)
+        token = torch.full((2, 1), 5 + 9 * index)
+        out.append(model(input_ids=token, attention_mask=mask, past_key_values=cache, cross_attention_mask=seen[:, -1:]).logits)
+    real = families.prompt(2, 20, padding=(0, 3))[1].bool()
+    return torch.cat([out[0][real], *(one[:, 0] for one in out[1:])])
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_mllama_with_an_image_is_refused_by_its_layer_and_nothing_has_changed(mode):
-    model = mllama(attention(mode))
+@pytest.mark.parametrize("beams", [None, [1, 0], [1, 1]])
+def test_mllama_with_an_image(mode, beams):
+    theirs, model = mllama(), mllama(attention(mode))
+    beams = None if beams is None else torch.tensor(beams)
+    wanted = described(theirs, dynamic(theirs), beams)
     cache = PagedCache(model.config, mode)
-    ids = families.prompt(1, 6)[0]
+    assert agrees(mode, described(model, cache, beams), wanted)
+    assert cache.layers[1].get_seq_length() == TOKENS
+    cache.store.cache.check()
+    text = described(theirs, dynamic(theirs))
     with torch.inference_mode():
-        model(input_ids=ids, past_key_values=cache)
-        with pytest.raises(NotImplementedError, match="layer 1: it keeps K and V of an image"):
-            model(input_ids=ids, past_key_values=cache, cross_attention_states=torch.zeros(1, 5, 64),
-                  cross_attention_mask=torch.ones(1, 6, 1, 1, dtype=torch.long))
-        assert cache.get_seq_length() == 6
-        model(input_ids=ids, past_key_values=cache)
-    assert cache.get_seq_length() == 12
+        assert not torch.equal(text[:20], theirs(input_ids=families.prompt(2, 20)[0]).logits[0])  # The image matters.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_image_survives_failures_branches_and_copies_and_has_no_file(mode, tmp_path):
+    theirs, model = mllama(), mllama(attention(mode))
+    cache, other = PagedCache(model.config, mode), dynamic(theirs)
+    described(theirs, other, new=0)
+    described(model, cache, new=0)
+    ids, mask = families.prompt(2, 23, padding=(0, 3))
+    more = dict(input_ids=ids[:, 20:], attention_mask=mask)
+    states, seen = image(text=3, seed=4)
+    hook = model.model.language_model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+    with torch.inference_mode():
+        with pytest.raises(ZeroDivisionError):
+            model(**more, past_key_values=cache, cross_attention_states=states, cross_attention_mask=torch.cat((seen, seen), dim=2))
+        hook.remove()
+        assert cache.layers[1].get_seq_length() == TOKENS
+        branch = cache.branch()
+        # Version 4 makes a 4-D mask of its own, and rows hold padding.
+        copy = PagedCache.from_cache(other, model.config, mode, attention_mask=mask[:, :20] if mode == "fused" and V5 else None)
+        wanted = theirs(**more, past_key_values=other, cross_attention_mask=seen).logits
+        for one in (branch, copy, cache):
+            assert agrees(mode, model(**more, past_key_values=one, cross_attention_mask=seen).logits, wanted)
+    with pytest.raises(NotImplementedError, match="save: layers hold K and V of an image"):
+        cache.save(tmp_path / "rows")
+    cache.reset()
+    assert cache.layers[1].get_seq_length() == 0
