@@ -64,7 +64,7 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         self._first: list | None = []  # K and V of the first forward, while another plan may be needed
         self._specs: list[LayerSpec] = self._read_specs()
         self._attention = {spec.index for spec in self._specs if spec.has_attention}
-        self._used: set[int] | None = None  # those of `_attention` that the model has; None: nobody has come yet
+        self._used: set[int] | None = None  # Layers of `_attention` that the model has; None: none has come yet.
         self._dtype: torch.dtype | None = None
         self._rows: list[int] = []  # sequence ids, one per batch row
         self._step: Step | None = None

@@ -243,7 +243,7 @@ class FusedSteps:
     def _check_mask(self, layer: int, mask: Mask, options: Options) -> None:
         spec = self._specs[layer]
         mask.check_known()
-        # What a mask says counts: PaliGemma's modules say False, and its masks have a prefix and causal text.
+        # The mask decides: PaliGemma's modules say False, and its masks have a prefix and causal text.
         if not options.causal and (mask.pattern is None or not mask.pattern.causal):
             raise NotImplementedError(f"layer {layer}: is_causal is False; cached self-attention is causal")
         if options.window is not None and options.window != spec.window:

@@ -38,7 +38,7 @@ class Source:
         if keys.ndim != 4 or values.ndim != 4:  # Quantised layers keep an empty tensor there.
             raise ValueError(f"other: {name} is a {type(layer).__name__} with keys of shape {tuple(keys.shape)}, not [batch, heads, tokens, dim]")
         seen = keys.shape[2] if self.cache is None else int(layer.get_seq_length())
-        # Of static layers, what is filled.
+        # Static layers are longer than their tokens.
         keys, values = (one.as_subclass(torch.Tensor).detach()[:, :, :seen] for one in (keys, values))
         check_states(f"{name}, keys", keys)
         check_states(f"{name}, values", values)

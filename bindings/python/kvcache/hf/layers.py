@@ -262,7 +262,7 @@ else:  # version 4 keeps states in a cache class per model: make_layers refuses 
         """Never made."""
 
 
-# What does not lie in pages.
+# Layers that keep tensors beside the pages.
 TENSOR_LAYERS = (StateLayer, ImageLayer)
 
 

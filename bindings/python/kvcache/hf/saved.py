@@ -27,7 +27,7 @@ VERSION = 1
 HEAD = struct.Struct("<IIQQ")  # The version, the checksum of header and states, and the bytes of each.
 _STATES = ("conv_states", "recurrent_states")
 _FLAGS = ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size")
-# What a configuration says that changes neither K nor V.
+# Keys of a configuration that change neither K nor V.
 _IRRELEVANT = frozenset((
     "_name_or_path", "architectures", "dtype", "id2label", "label2id", "output_attentions", "output_hidden_states", "problem_type",
     "return_dict", "torch_dtype", "transformers_version", "use_cache",

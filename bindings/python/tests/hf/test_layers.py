@@ -185,7 +185,7 @@ def test_mllama_without_an_image_leaves_its_cross_layers_out(mode):
     assert cache.get_seq_length() == 32
 
 
-TOKENS = 17  # of an image: 4 x 4 patches and one more
+TOKENS = 17  # An image: 4 x 4 patches and one more.
 
 
 def image(rows=2, tokens=TOKENS, text=20, seed=3):

@@ -43,7 +43,7 @@ def test_what_is_loaded_goes_on_bit_by_bit(family, mode, tmp_path):
     assert loaded.get_seq_length() == 20
     assert torch.equal(continued(model, loaded, mask), continued(model, cache, mask))
     loaded.store.cache.check()
-    # What was loaded is saved, branches and is cropped like any other.
+    # A loaded cache is saved again and branches like any other.
     loaded.save(tmp_path / "again")
     again = PagedCache.load(tmp_path / "again", model.config, mode=mode)
     mask = torch.cat((mask, torch.ones(3, 24, dtype=torch.long)), dim=1)
