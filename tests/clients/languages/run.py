@@ -186,9 +186,11 @@ def zig(folder, text):
 
 
 def check_zig_compiles_kernels(compiler, folder):
-    """The flags of each instruction set, on a file that includes nothing."""
+    """A build with `zig cc` is configured; its flags of each instruction set compile a file that includes nothing."""
     (folder / "empty.cc").write_text("int empty;\n")
-    kernels = [entry for entry in json.loads((BUILD / "compile_commands.json").read_text())
+    run("cmake", "-S", ROOT, "-B", "configured", "-DKVCACHE_BUILD_TOOLS=OFF", "-DKVCACHE_BUILD_EXAMPLES=OFF",
+        f"-DKVCACHE_DLPACK_INCLUDE_DIR={dlpack()}", folder=folder, CC=f"{compiler} cc", CXX=f"{compiler} c++")
+    kernels = [entry for entry in json.loads((folder / "configured/compile_commands.json").read_text())
                if pathlib.Path(entry["file"]).name.startswith("isa_") and "kvcache_objects" in entry["command"]]
     if len(kernels) < 2 and os.uname().machine == "x86_64":
         raise Failed(f"compile_commands.json has {len(kernels)} files of kernels")
