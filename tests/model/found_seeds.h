@@ -13,6 +13,8 @@ struct FoundSeed {
 };
 
 inline const std::vector<FoundSeed> kFoundSeeds = {
-    {"swaps", 7002, 18000}, {"tensors", 2089, 1500}, {"tensors", 2104, 4500}};
+    {"swaps", 7002, 18000},   {"tensors", 2089, 1500},   {"tensors", 2104, 4500},
+    {"tensors", 52029, 1500}, {"prefixes", 34113, 5200}, {"prefixes", 44017, 5200},
+    {"tensors", 82037, 1500}};
 
 }  // namespace kvc::test

@@ -151,6 +151,7 @@ void PrefixRun::op_shift() {
   const bool rewrites = moves && begin < end;
   const std::vector<Table> old = sequence.tables;
   read_tables(seq);
+  const std::set<int32_t> held = held_pages(seq);
   for (size_t g = 0; g < setup_.groups().size() && rewrites; ++g) {
     const int64_t page_size = setup_.groups()[g].page_size;
     for (int64_t t = begin / page_size * page_size; t < sequence.length(); ++t) {
@@ -164,9 +165,14 @@ void PrefixRun::op_shift() {
         if (t < begin && from >= 0) copy = content_of(from, g);
         content = copy;
       }
-      if (t >= begin)
-        content.history[static_cast<size_t>(t % page_size)] =
-            sequence.history[static_cast<size_t>(t)];
+      if (t < begin) continue;
+      // Behind sinks a page may stay as it is, and shared, for tokens in front of these.
+      int& now = content.history[static_cast<size_t>(t % page_size)];
+      if (sees(sequence, setup_.groups()[g], t)) {
+        now = sequence.history[static_cast<size_t>(t)];
+      } else if (held.count(page) == 0) {
+        now = kFromHost;
+      }
     }
   }
   sequence.forget_empty();

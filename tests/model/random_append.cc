@@ -76,9 +76,13 @@ Row RandomRun::pair_norms(const NaiveLayer& spec, const Row& row) {
 
 // By how much a row of K may differ that is stored as if rotated for another position: both
 // elements of a pair are rounded there, and by another scale a step of fp8 may be twice as large.
-double RandomRun::moved_step(const NaiveLayer& spec, const Row& stored, size_t element) {
-  return (spec.k_storage().has_scales() ? 2.5 : 1.25) *
-         storing_step(spec.k_storage(), pair_norms(spec, stored), element, spec.kv_heads);
+// What a fixed scale clips there may be what it would not clip here.
+double RandomRun::moved_step(const NaiveLayer& spec, const Row& want, size_t element) {
+  const Row norms = pair_norms(spec, want);
+  const Row stored = stored_row(spec.k_storage(), norms, spec.kv_heads);
+  const double step = storing_step(spec.k_storage(), stored, element, spec.kv_heads);
+  const double clipped = norms[element] - stored[element] - step;
+  return (spec.k_storage().has_scales() ? 2.5 : 1.25) * step + 1.5 * std::max(0.0, clipped);
 }
 
 void RandomRun::count_saturated_key(const NaiveLayer& spec, const Row& given, KeyTurn turn) {
@@ -116,7 +120,7 @@ void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, con
     // A float32 rotation is off by a few roundings of its inputs (at most 1 here), which may tip
     // the rounding to storage.
     const double tipped = turn.is_moved
-                              ? moved_step(spec, k_stored, e)
+                              ? moved_step(spec, k_want, e)
                               : storing_step(spec.k_storage(), k_stored, e, spec.kv_heads);
     if (!(std::fabs(k_got[e] - want) <= (turned ? turn.by * 4e-7 + tipped : 0))) {
       mismatch("%s: K of layer %zu, token %zu, element %zu is stored as %.9g, expected %.9g", what,

@@ -221,7 +221,7 @@ void RandomRun::adopt_moved_key(const char* what, size_t layer, kvc_seq seq, int
     const auto element = static_cast<int64_t>(e);
     const double stored = got.get(0, element / spec.k_dim, element % spec.k_dim);
     const double step = keeps_pool()
-                            ? moved_step(spec, stored_want, e)
+                            ? moved_step(spec, want, e)
                             : 1.01 * storing_step(spec.k_storage(), stored_want, e, spec.kv_heads);
     if (!(std::fabs(stored - stored_want[e]) <= rounding + step)) {
       mismatch("after %s K of layer %zu, token %lld, element %zu is %.9g, expected %.9g", what,

@@ -1,11 +1,31 @@
 // Recurrent states in random runs.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "tests/model/random_inputs.h"
 
 namespace kvc::test {
+namespace {
+
+// By how much one token of the delta rule can make an error of the state grow.
+double growth_of(const LinearToken& token, int64_t heads, int64_t qk_heads) {
+  const size_t dim = token.k.size() / static_cast<size_t>(qk_heads);
+  double growth = 1;
+  for (int64_t h = 0; h < heads; ++h) {
+    const auto first =
+        token.k.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(h / (heads / qk_heads)) * dim);
+    const double square =
+        std::inner_product(first, first + static_cast<ptrdiff_t>(dim), first, 0.0);
+    const double beta = token.beta.empty() ? 1 : token.beta[static_cast<size_t>(h)];
+    growth = std::max(growth, std::fabs(1 - beta * square));
+  }
+  return growth;
+}
+
+}  // namespace
+
 namespace {
 
 std::vector<int64_t> with_batch(int64_t batch, const std::vector<int64_t>& shape) {
@@ -151,7 +171,7 @@ void RandomRun::op_linear(size_t layer) {
   pending = {{}, 1e-5};
   for (const ModelEntry& entry : model_.entries()) {
     StateValue state = naive_.at(entry.seq).states.at(entry.old_length)[layer][index];
-    double size = 1 + largest_of(state);
+    double size = 1 + largest_of(state), drift = 0;
     for (int64_t row = entry.row_begin; row < entry.row_begin + entry.append; ++row) {
       LinearToken token{row_of(q, row, 0, shape.qk_heads, dims[1]),
                         row_of(k, row, 0, shape.qk_heads, dims[1]),
@@ -167,6 +187,10 @@ void RandomRun::op_linear(size_t layer) {
       }
       const std::vector<double> want = linear_step(shape, token, &state);
       size = std::max({size, largest_of(state), largest_of(want)});
+      // Roundings of many tokens add up as a random walk. The delta rule turns an earlier error
+      // along k by 1 - beta |k|^2.
+      const double growth = shape.delta ? growth_of(token, dims[0], shape.qk_heads) : 1;
+      drift = std::hypot(drift * growth, 1e-7 * size);
       for (size_t e = 0; e < want.size(); ++e) {
         const auto element = static_cast<int64_t>(e);
         const double got = out.get(row, element / dims[2], element % dims[2]);
@@ -176,7 +200,7 @@ void RandomRun::op_linear(size_t layer) {
                    layer, ll(row), e, got, want[e]);
       }
     }
-    pending.tolerance = std::max(pending.tolerance, 1e-5 * size);
+    pending.tolerance = std::max({pending.tolerance, 1e-5 * size, drift});
     pending.values.push_back(std::move(state));
   }
   if (!out.padding_untouched()) mismatch("kvc_attn_linear wrote padding");
