@@ -105,21 +105,42 @@ kernels::TokenRows rows_at(const DLTensor& tensor, DType dtype, int token_dimens
           .dtype = dtype};
 }
 
+// As DLPack calls it, without its prefix.
+const char* device_type_name(int32_t type) {
+  switch (type) {
+    case kDLCPU: return "CPU";
+    case kDLCUDA: return "CUDA";
+    case kDLCUDAHost: return "CUDAHost";
+    case kDLOpenCL: return "OpenCL";
+    case kDLVulkan: return "Vulkan";
+    case kDLMetal: return "Metal";
+    case kDLROCM: return "ROCM";
+    case kDLROCMHost: return "ROCMHost";
+    case kDLCUDAManaged: return "CUDAManaged";
+    case kDLOneAPI: return "OneAPI";
+    case kDLWebGPU: return "WebGPU";
+    default: return "unknown";
+  }
+}
+
 }  // namespace
 
 void check_device(const DLTensor& tensor, const char* name, DLDevice device) {
   if (is_host_memory(device)) {
     if (is_host_memory(tensor.device)) return;
     fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
-              "%s lives on device type %d, the cache on the CPU (%d)", name,
+              "%s lives on device type %s (%d), the cache on the CPU (%d)", name,
+              device_type_name(tensor.device.device_type),
               static_cast<int>(tensor.device.device_type), static_cast<int>(kDLCPU));
   }
   if (tensor.device.device_type != device.device_type ||
       tensor.device.device_id != device.device_id) {
     fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
-              "%s lives on device type %d, number %d, the cache on type %d, number %d", name,
+              "%s lives on device type %s (%d), number %d, the cache on type %s (%d), number %d",
+              name, device_type_name(tensor.device.device_type),
               static_cast<int>(tensor.device.device_type), tensor.device.device_id,
-              static_cast<int>(device.device_type), device.device_id);
+              device_type_name(device.device_type), static_cast<int>(device.device_type),
+              device.device_id);
   }
 }
 

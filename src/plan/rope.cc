@@ -399,4 +399,8 @@ int64_t cos_sin_bytes_per_token(const std::vector<RopeSpec>& ropes) noexcept {
   return bytes;
 }
 
+const char* rope_mode_name(kvc_rope_mode mode) {
+  return mode == KVC_ROPE_ON_APPEND ? "ON_APPEND" : mode == KVC_ROPE_ON_READ ? "ON_READ" : "NONE";
+}
+
 }  // namespace kvc

@@ -48,4 +48,7 @@ int32_t shared_rope_index(std::vector<RopeSpec>& ropes, const RopeSpec& rope);
 // kvc_plan_info.cos_sin_bytes_per_token.
 int64_t cos_sin_bytes_per_token(const std::vector<RopeSpec>& ropes) noexcept;
 
+// As the header calls it, without its prefix.
+const char* rope_mode_name(kvc_rope_mode mode);
+
 }  // namespace kvc

@@ -187,8 +187,10 @@ void read_storage(const kvc_config& config, Spec& spec) {
   if (config.storage != KVC_STORAGE_BORROWED) {
     if (config.num_pool_tensors != 0 || config.pool_tensors != nullptr) {
       fail(KVC_E_INVALID_ARGUMENT,
-           "config.num_pool_tensors = %d with config.storage = %d: pool tensors need BORROWED (1)",
-           config.num_pool_tensors, config.storage);
+           "config.num_pool_tensors = %d with config.storage = %s (%d): pool tensors need BORROWED "
+           "(1)",
+           config.num_pool_tensors, config.storage == KVC_STORAGE_OWNED ? "OWNED" : "NONE",
+           config.storage);
     }
     return;
   }
@@ -241,8 +243,8 @@ void read_hooks(const kvc_config& config, Spec& spec) {
   if (config.allocator != nullptr) {
     if (config.storage != KVC_STORAGE_OWNED) {
       fail(KVC_E_INVALID_ARGUMENT,
-           "config.allocator is set with config.storage = %d: it serves OWNED (0) pools",
-           config.storage);
+           "config.allocator is set with config.storage = %s (%d): it serves OWNED (0) pools",
+           config.storage == KVC_STORAGE_BORROWED ? "BORROWED" : "NONE", config.storage);
     }
     spec.has_allocator = true;
     spec.allocator = *config.allocator;
@@ -670,9 +672,10 @@ void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
       rope = make_rope(layers[i].rope, reader.prefix(),
                        layer.is_mla() ? layer.latent_rope_dim : layer.k_dim, spec.max_seq_len);
       if (layer.kind == KVC_LAYER_SHARED && rope.mode != ropes[layer.source].mode) {
-        fail_with(KVC_E_INVALID_ARGUMENT, rope.mode, "%s = %d, the source layer %d has %d",
-                  (reader.prefix() + "mode").c_str(), rope.mode, layer.source,
-                  ropes[layer.source].mode);
+        fail_with(KVC_E_INVALID_ARGUMENT, rope.mode,
+                  "%s = %s (%d), the source layer %d has %s (%d)",
+                  (reader.prefix() + "mode").c_str(), rope_mode_name(rope.mode), rope.mode,
+                  layer.source, rope_mode_name(ropes[layer.source].mode), ropes[layer.source].mode);
       }
     }
     const bool is_here = index >= spec.layer_begin && index < spec.layer_end;

@@ -207,9 +207,10 @@ TEST(PagesSwap, RefusesPairsThatAreNoSuchTensor) {
     refused(KVC_E_DTYPE, {"pairs is int32, expected int64"},
             [](DLTensor& t) { t.dtype.bits = 32; });
     refused(KVC_E_DTYPE, {"pairs is float64"}, [](DLTensor& t) { t.dtype.code = kDLFloat; });
-    refused(KVC_E_DEVICE_MISMATCH, {"pairs lives on device type 2", "CPU (1)"}, [](DLTensor& t) {
-      t.device = {kDLCUDA, 0};
-    });
+    refused(KVC_E_DEVICE_MISMATCH, {"pairs lives on device type CUDA (2)", "CPU (1)"},
+            [](DLTensor& t) {
+              t.device = {kDLCUDA, 0};
+            });
     refused(KVC_E_SHAPE, {", 3], expected [any, 2]"}, [&](DLTensor& t) { t.shape = wide; });
     refused(KVC_E_SHAPE, {"pairs has shape [-2, 2]"}, [&](DLTensor& t) { t.shape = negative; });
     refused(KVC_E_SHAPE, {"stride 2 in its last dimension, expected 1"},

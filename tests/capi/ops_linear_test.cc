@@ -368,7 +368,7 @@ TEST(OpLinearStep, RowsThatRunBackwardsAreRefused) {
 TEST(OpLinearStep, OtherDevicesAndTypesAreRefused) {
   LinearCall device;
   device.v->dl()->device = {kDLCUDA, 0};
-  device.expect_refused(KVC_E_DEVICE_MISMATCH, {"v lives on device type 2"});
+  device.expect_refused(KVC_E_DEVICE_MISMATCH, {"v lives on device type CUDA (2)"});
   LinearCall integer;
   integer.k = std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{6, kKeyHeads, kKeyDim});
   integer.expect_refused(KVC_E_DTYPE, {"k is int32"});

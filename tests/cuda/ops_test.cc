@@ -591,7 +591,7 @@ TEST_F(CudaOps, TensorsOfSeveralDevicesAreRefused) {
     const Tagged all(call.tensors());
     {
       const Tagged tagged({one}, {kDLCUDA, 1});
-      refused(KVC_E_DEVICE_MISMATCH, {"lives on device type 2, number"});
+      refused(KVC_E_DEVICE_MISMATCH, {"lives on device type CUDA (2), number"});
     }
     const Tagged host({one}, {kDLCPU, 0});
     refused(KVC_E_DEVICE_MISMATCH, {"lives on device type"});

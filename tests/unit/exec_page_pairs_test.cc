@@ -206,7 +206,7 @@ TEST(PagePairs, AreCheckedAsATensor) {
   refused(KVC_E_SHAPE, "pairs has 1 dimensions, expected 2", [](DLTensor& t) { t.ndim = 1; });
   refused(KVC_E_DTYPE, "pairs is int32, expected int64", [](DLTensor& t) { t.dtype.bits = 32; });
   refused(KVC_E_DTYPE, "expected int64", [](DLTensor& t) { t.dtype.code = kDLUInt; });
-  refused(KVC_E_DEVICE_MISMATCH, "pairs lives on device type 2", [](DLTensor& t) {
+  refused(KVC_E_DEVICE_MISMATCH, "pairs lives on device type CUDA (2)", [](DLTensor& t) {
     t.device = {kDLCUDA, 0};
   });
   refused(KVC_E_SHAPE, ", 3], expected [any, 2]", [&](DLTensor& t) { t.shape = wide; });

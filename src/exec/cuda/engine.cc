@@ -220,9 +220,9 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
     const bool is_k = layer.k_quant != KVC_QUANT_NONE;
     const kvc_quant quant = is_k ? layer.k_quant : layer.v_quant;
     fail_with(KVC_E_UNSUPPORTED, quant,
-              "kvc_attn_self: the layer is stored with %s = %d, which new keys alone are not "
+              "kvc_attn_self: the layer is stored with %s = %s (%d), which new keys alone are not "
               "rounded to; NONE (0) is",
-              is_k ? "quant" : "v_quant", quant);
+              is_k ? "quant" : "v_quant", quant_name(quant), quant);
   }
   const bool has_sinks = may_have_sinks(forward, key, group);
   open_.note_attention(forward, key, !options.spans.empty());
