@@ -6,6 +6,7 @@
 #include "src/base/error.h"
 #include "src/cache/audit.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/page_moves.h"
 #include "src/exec/cuda/stream_order.h"
 
 namespace kvc {
@@ -89,16 +90,17 @@ void Cache::resize(int64_t num_pages) {
   }
   core.plan->check_pool_size(num_pages);
   core.plan->check_capacity(num_pages);
-  const PageId used = core.allocator.first_used(num_pages);
-  if (used != kNoPage) {
-    fail_with(KVC_E_BUSY, used, "cannot shrink to %lld pages: page %d is in use", ll(num_pages),
-              used);
+  if (num_pages < core.allocator.num_used()) {
+    fail_with(KVC_E_BUSY, core.allocator.num_used(),
+              "cannot shrink to %lld pages: %lld are in use, %lld of them by states", ll(num_pages),
+              ll(core.allocator.num_used()), ll(core.allocator.counts().withheld));
   }
-  const int64_t dropped = core.allocator.num_pages() - num_pages;
-  if (dropped > core.allocator.num_available()) {
-    fail_with(KVC_E_BUSY, core.allocator.counts().withheld,
-              "cannot shrink to %lld pages: states take %lld pages out of use", ll(num_pages),
-              ll(core.allocator.counts().withheld));
+  const PageId used = core.allocator.first_used(num_pages);
+  if (used != kNoPage && !core.writes_pool_alone()) {
+    fail_with(KVC_E_BUSY, used,
+              "cannot shrink to %lld pages: page %d is in use, and the host knows it by its id, so "
+              "that it can't move",
+              ll(num_pages), used);
   }
   if (core.executors.order != nullptr) core.executors.order->drain();
   if (num_pages > core.allocator.num_pages()) {
@@ -111,11 +113,8 @@ void Cache::resize(int64_t num_pages) {
       throw;
     }
   } else {
-    core.pool.resize(num_pages);
-    for (PageId page = core.allocator.first_indexed(num_pages); page != kNoPage;
-         page = core.allocator.first_indexed(page))
-      core.index.eviction().forget_page(page);
-    core.index.eviction().evict_for(dropped, kOwnStream);
+    PageMoves moves(core, num_pages);
+    core.pool.resize(num_pages, [&] { moves.run(); });
     core.allocator.shrink(num_pages);
   }
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "src/base/page.h"
@@ -68,6 +69,20 @@ class PageAllocator {
     set_used(page);
     refs_[page] = 1;
     return static_cast<PageId>(page);
+  }
+  // The free page with the smallest id, with one reference.
+  PageId take_lowest() noexcept {
+    const int64_t page = free_.find(0);
+    set_used(page);
+    refs_[page] = 1;
+    return static_cast<PageId>(page);
+  }
+  // All that refers to a used page `from` refers to `to` now, which was just taken: `from` is free.
+  void move_refs(PageId from, PageId to) noexcept {
+    std::swap(refs_[from], refs_[to]);
+    std::swap(indexed_[from], indexed_[to]);
+    refs_[from] = 0;
+    set_free(from);
   }
   void add_ref(PageId page) noexcept {
     const int32_t count = ++refs_[page];

@@ -262,8 +262,8 @@ void PagePool::move_pages(const std::vector<LayerPages>& to, int64_t count) cons
   if (device_ != nullptr) stream.synchronize();
 }
 
-void PagePool::resize(int64_t num_pages) {
-  if (num_pages == num_pages_ || regions_.empty()) return;
+void PagePool::resize(int64_t num_pages, const std::function<void()>& save) {
+  if (num_pages == num_pages_ || regions_.empty()) return save();
   const Spec& spec = plan_->spec();
   const bool owned = spec.storage == KVC_STORAGE_OWNED;
   const bool in_place = !owned || (!spec.has_allocator && num_pages <= capacity_pages_);
@@ -275,14 +275,17 @@ void PagePool::resize(int64_t num_pages) {
     std::shared_ptr<PoolMemory> memory;
     std::vector<LayerPages> regions;
     allocate(num_pages, num_pages, &memory, &regions);
+    save();
     move_pages(regions, std::min(num_pages, num_pages_));
     memory_ = std::move(memory);
     regions_ = std::move(regions);
     capacity_pages_ = num_pages;
-  } else if (owned && num_pages > num_pages_) {
-    make_usable(*memory_, num_pages_, num_pages, capacity_pages_);
-  } else if (owned) {
-    for (size_t i = 0; i < regions_.size(); ++i) {
+  } else if (num_pages > num_pages_) {
+    if (owned) make_usable(*memory_, num_pages_, num_pages, capacity_pages_);
+    save();
+  } else {
+    save();
+    for (size_t i = 0; owned && i < regions_.size(); ++i) {
       if (spec.pool_layout == KVC_POOL_PAGE_FIRST && i != 0) break;
       const int64_t base =
           spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : regions_[i].base - memory_->data();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -111,7 +112,9 @@ class PagePool {
 
   // Keeps the contents of pages below min(old, new). Device pools only; the device is idle. Throws
   // NO_MEMORY, or BUSY when the memory would move while exports hold it; nothing has changed then.
-  void resize(int64_t num_pages);
+  // `save`, which cannot fail, runs when nothing can fail any more and all old pages are there.
+  void resize(
+      int64_t num_pages, const std::function<void()>& save = [] {});
   // Gives the memory of free pages back to the system, where it is the library's own on the host:
   // they are fresh then and read zero. Returns how many bytes had memory.
   int64_t trim(PageAllocator& allocator) noexcept;

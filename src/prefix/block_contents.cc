@@ -43,6 +43,15 @@ void BlockContents::add_page(NodeId node, const BlockGroup& group, int32_t index
   if (record.pins != 0) allocator_->add_ref(page);
 }
 
+void BlockContents::move_page(PageId from, PageId to) noexcept {
+  if (!allocator_->is_indexed(from)) return;
+  const NodeId node = owners_[from];
+  owners_[to] = node;
+  for (int32_t i = 0; i < tree_->shape.pages_per_block; ++i) {
+    if (tree_->nodes.place(node, i).device == from) tree_->nodes.set_place(node, i, {to, kNoPage});
+  }
+}
+
 void BlockContents::drop_page(NodeId node, const BlockGroup& group, int32_t index) noexcept {
   Node& record = tree_->nodes[node];
   const PageId page = tree_->nodes.place(node, index).device;

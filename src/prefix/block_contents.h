@@ -45,6 +45,8 @@ class BlockContents {
 
   void add_page(NodeId node, const BlockGroup& group, int32_t index, PageId page) noexcept;
   void drop_page(NodeId node, const BlockGroup& group, int32_t index) noexcept;
+  // The block has its page `from`, if it is one's, in place `to`. The allocator's marks follow.
+  void move_page(PageId from, PageId to) noexcept;
   void drop_host_page(NodeId node, const BlockGroup& group, int32_t index) noexcept;
   // Copies a device page to the host, which has room, and drops it.
   void demote(NodeId node, const BlockGroup& group, int32_t index, CallStream stream) noexcept;

@@ -63,6 +63,8 @@ class PrefixIndex {
 
   int32_t block_tokens() const { return tree_.shape.block_tokens; }
   const BlockTree& blocks() const { return tree_; }
+  // See BlockContents.
+  void move_page(PageId from, PageId to) noexcept { contents_.move_page(from, to); }
   const BlockContents& contents() const { return contents_; }
   Eviction& eviction() { return eviction_; }
   const Eviction& eviction() const { return eviction_; }

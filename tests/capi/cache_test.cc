@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "tests/capi/fixture.h"
+#include "tests/capi/layers.h"
 
 namespace kvc::test {
 namespace {
@@ -178,11 +178,47 @@ TEST_P(Resize, KeepsPagesAndContents) {
   EXPECT_EQ(cache.begin({3}, {35 * 4}), KVC_OK) << "all 35 free pages can be used";
 }
 
+TEST_P(Resize, MovesPagesThatItCutsOff) {
+  Cache cache(model_.config);
+  cache.fill({1, 2, 3}, {4, 9, 7}, has_storage());
+  ASSERT_EQ(kvc_seq_fork(cache.get(), 2, 4, 5, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_seq_remove(cache.get(), 1, nullptr), KVC_OK);
+  HostTensor before(Elem::kF32, {2, 9, 2, 8}), after(Elem::kF32, {2, 9, 2, 8});
+  const auto read = [&](kvc_seq seq, int64_t count, HostTensor& k) {
+    return kvc_debug_get_kv(cache.get(), seq, 0, count, k.dl(), nullptr, nullptr, nullptr);
+  };
+  if (!has_storage()) {
+    expect_refused(cache, KVC_E_BUSY, {"cannot shrink to 5", "page "},
+                   [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 5, err); });
+    return;
+  }
+  const kvc_error error =
+      expect_refused(cache, KVC_E_BUSY, {"cannot shrink to 4 pages", "5 are in use"},
+                     [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 4, err); });
+  EXPECT_EQ(error.detail, 5);
+  ASSERT_EQ(read(2, 9, before), KVC_OK);
+  expect_ok([&](kvc_error* err) { return kvc_cache_resize(cache.get(), 5, err); });
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 0);
+  EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
+  for (const std::vector<int32_t>& pages : cache.snapshot().pages) {
+    for (const int32_t page : pages) EXPECT_LT(page, 5);
+  }
+  ASSERT_EQ(read(2, 9, after), KVC_OK);
+  EXPECT_TRUE(before.same_bytes(after));
+  EXPECT_EQ(info_of(cache, 4).num_shared_pages, 2) << "a fork shares what has moved";
+}
+
 TEST_P(Resize, RefusesToDropPagesInUse) {
   Cache cache(model_.config);
   cache.fill({1, 2, 3}, {4, 4, 4}, has_storage());
   const int32_t last = cache.snapshot().pages[2][0];
   ASSERT_EQ(kvc_seq_remove(cache.get(), 1, nullptr), KVC_OK);
+  // The host may know the page by its id.
+  DLManagedTensorVersioned* pool = nullptr;
+  if (has_storage()) {
+    ASSERT_EQ(kvc_export_pool(cache.get(), 0, KVC_POOL_BYTES, &pool, nullptr), KVC_OK);
+    pool->deleter(pool);
+  }
   const kvc_error error = expect_refused(
       cache, KVC_E_BUSY, {std::to_string(last).c_str(), std::to_string(last).c_str()},
       [&](kvc_error* err) { return kvc_cache_resize(cache.get(), last, err); });

@@ -280,6 +280,28 @@ TEST_F(Eviction, AShrunkPoolForgetsThePagesThatAreGone) {
   expect_consistent(cache_);
 }
 
+TEST_F(Eviction, AShrunkPoolKeepsTheBlocksThatSomebodyHolds) {
+  net_.config.storage = KVC_STORAGE_OWNED;
+  Cache cache(net_.config);
+  const Prompt gone = prompt_of(4 * kBlock, 500), pinned = prompt_of(2 * kBlock, 700),
+               used = prompt_of(8 * kBlock);
+  for (const Prompt& prompt : {gone, pinned, used}) publish(cache, prompt);
+  Ask hold(pinned);
+  int64_t num_pinned = 0;
+  expect_ok(
+      [&](kvc_error* err) { return kvc_prefix_pin(cache.get(), &hold.call, &num_pinned, err); });
+  ASSERT_EQ(num_pinned, 2 * kBlock);
+  Ask ask(joined(used, {1}));
+  attached(cache, 1, ask);
+  expect_ok([&](kvc_error* err) { return kvc_cache_resize(cache.get(), 10, err); });
+  expect_consistent(cache);
+  EXPECT_EQ(kvc_cache_available_pages(cache.get()), 0);
+  for (const int64_t page : pages_of(cache, 1, 0)) EXPECT_LT(page, 10);
+  EXPECT_EQ(held(cache, used), 8 * kBlock);
+  EXPECT_EQ(held(cache, pinned), 2 * kBlock);
+  EXPECT_EQ(held(cache, gone), 0);
+}
+
 TEST_F(Eviction, BeginFindsItsPagesInTheIndex) {
   publish(cache_, prompt_of(kPages * kBlock));
   EXPECT_EQ(available_pages(), kPages);

@@ -191,7 +191,30 @@ void PrefixRun::op_resize() {
     return;
   }
   num_pages_ = pages;
+  const std::vector<Content> before = content_;
   content_.resize(static_cast<size_t>(pages));
+  bool have_moved = false;
+  for (auto& [seq, sequence] : sequences_) {
+    if (sequence.is_swapped) continue;
+    const std::vector<Table> old = sequence.tables;
+    read_tables(seq);
+    for (size_t g = 0; g < old.size(); ++g) {
+      for (size_t e = 0; e < old[g].size(); ++e) {
+        const int32_t from = old[g][e], to = sequence.tables[g][e];
+        if (from == to) continue;
+        if (from < pages || to < 0 || to >= pages)
+          mismatch("page %d of sequence %lld became page %d", from, ll(seq), to);
+        content_[static_cast<size_t>(to)] = before[static_cast<size_t>(from)];
+        have_moved = true;
+      }
+    }
+  }
+  // What a pin alone holds may have moved to any of them.
+  if (stats().prefix_pinned != 0 && pages < static_cast<int64_t>(before.size()))
+    forget_unheld_pages();
+  for (const auto& [seq, sequence] : sequences_) {
+    if (have_moved) compare_sequence(seq);
+  }
 }
 
 void PrefixRun::op_clear() {

@@ -1039,14 +1039,16 @@ KVC_API kvc_status kvc_cache_clear(kvc_cache *cache, kvc_error *KVC_NULLABLE err
 KVC_API kvc_status kvc_cache_trim(kvc_cache *cache, uint64_t *KVC_NULLABLE out_released,
                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Grows the pool, or shrinks it when the pages above are available. Page ids and contents stay. On
+/* Grows the pool, or shrinks it when what is in use fits. Contents stay, and so do page ids, but
+ * those that a shrink cuts off: where the library alone writes the pool (OWNED, and kvc_export_pool
+ * was never called), such pages move to free places below. Cached prefixes there are forgotten. On
  * a GPU it waits until all that was enqueued for the cache is done.
  *
  * A tensor exported before keeps its shape; after a shrink the dropped pages in it may read zero.
  *
- * Expected:  KVC_E_BUSY          A page above is in use (detail = its id), states take too many
- *                                pages out of use, or the pool has to move while exports of it
- *                                live.
+ * Expected:  KVC_E_BUSY          More pages are in use, those of states included (detail = how
+ *                                many); a page that is cut off is in use and can't move (detail =
+ *                                its id); or the pool has to move while exports of it live.
  *            KVC_E_NEVER_FITS    The configuration's max_seq_len would no longer fit (detail = the
  *                                longest that fits).
  *            KVC_E_NO_MEMORY     The larger pool cannot be allocated.
