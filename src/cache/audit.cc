@@ -49,7 +49,8 @@ class Audit {
   std::vector<int32_t> refs_, host_refs_;
   std::vector<int32_t> state_refs_, host_state_refs_;
   std::vector<uint8_t> slot_seen_;
-  int64_t total_length_ = 0, num_swapped_ = 0, num_in_forward_ = 0;
+  SequenceTotals totals_;
+  int64_t num_swapped_ = 0, num_in_forward_ = 0;
 };
 
 void Audit::count_page(const Sequence& sequence, PageId page) {
@@ -149,7 +150,7 @@ void Audit::check_ids(const Sequence& sequence) {
 }
 
 void Audit::check_sequence(const Sequence& sequence) {
-  total_length_ += sequence.length;
+  totals_ += {.length = sequence.length, .tree_nodes = core_.num_tree_nodes(sequence)};
   num_swapped_ += sequence.is_swapped ? 1 : 0;
   num_in_forward_ += sequence.in_forward() ? 1 : 0;
   const BatchEntry* entry = find_entry(sequence);
@@ -164,8 +165,12 @@ void Audit::check_sequence(const Sequence& sequence) {
   check_checkpoints(sequence);
   for (size_t group = 0; group < core_.spec().groups.size(); ++group) {
     const bool is_cross = core_.group(group).is_cross;
-    check_table(sequence, group,
-                entry != nullptr ? entry->new_stored(is_cross) : sequence.stored(is_cross));
+    const int64_t stored =
+        entry != nullptr ? entry->new_stored(is_cross) : sequence.stored(is_cross);
+    check_table(sequence, group, stored);
+    if (!sequence.is_swapped)
+      totals_.unused_slots +=
+          sequence.tables[group].pages.size() * core_.group(group).page_size - stored;
   }
   check_ids(sequence);
 }
@@ -191,9 +196,13 @@ void Audit::check_totals() const {
     fail(KVC_E_CORRUPT, "%lld swapped sequences recorded, counted %lld", ll(core_.num_swapped),
          ll(num_swapped_));
   }
-  if (total_length_ != core_.sequences.total_length()) {
-    fail(KVC_E_CORRUPT, "total length is %lld, the sequences have %lld",
-         ll(core_.sequences.total_length()), ll(total_length_));
+  const SequenceTotals& recorded = core_.sequences.totals();
+  if (!(totals_ == recorded)) {
+    fail(KVC_E_CORRUPT,
+         "%lld tokens, %lld tree nodes and %lld unused slots recorded, the sequences have %lld, "
+         "%lld and %lld",
+         ll(recorded.length), ll(recorded.tree_nodes), ll(recorded.unused_slots),
+         ll(totals_.length), ll(totals_.tree_nodes), ll(totals_.unused_slots));
   }
 }
 

@@ -12,22 +12,6 @@
 namespace kvc {
 namespace {
 
-// Token slots behind the last tokens of sequences, in pages of their own or shared ones.
-int64_t num_unused_slots(const CacheCore& core) {
-  int64_t unused = 0;
-  core.sequences.for_each([&](const Sequence& sequence) {
-    if (sequence.is_swapped) return;
-    for (size_t group = 0; group < sequence.tables.size(); ++group) {
-      const bool is_cross = core.group(group).is_cross;
-      const BatchEntry* entry = core.entry_of(sequence);
-      const int64_t stored =
-          entry != nullptr ? entry->new_stored(is_cross) : sequence.stored(is_cross);
-      unused += sequence.tables[group].pages.size() * core.group(group).page_size - stored;
-    }
-  });
-  return unused;
-}
-
 // Without storage nothing copies the bytes of pages that go to the host and come back, so a hit on
 // them would be one on pages that nobody filled.
 std::shared_ptr<const Plan> require_bytes(std::shared_ptr<const Plan> plan) {
@@ -123,7 +107,7 @@ kvc_stats Cache::stats() const {
   const CacheCore& core = *core_;
   kvc_stats stats{};
   stats.num_seqs = static_cast<int64_t>(core.sequences.size());
-  stats.total_length = core.sequences.total_length();
+  stats.total_length = core.sequences.totals().length;
   stats.pages_total = core.allocator.num_pages();
   stats.pages_available = core.allocator.num_available();
   stats.pages_used = core.allocator.num_used();
@@ -140,11 +124,10 @@ kvc_stats Cache::stats() const {
   stats.step_copies = core.counters.step_copies;
   stats.state_slots_used = core.states.num_used();
   stats.state_slot_bytes = static_cast<uint64_t>(core.plan->layout().state_slot_bytes);
-  core.sequences.for_each([&](const Sequence& sequence) {
-    stats.tree_tokens += static_cast<uint64_t>(core.num_tree_nodes(sequence));
-  });
+  stats.state_slots_cached = core.states.num_cached();
+  stats.tree_tokens = static_cast<uint64_t>(core.sequences.totals().tree_nodes);
   stats.cascades = core.engine->num_cascades();
-  stats.slots_unused = num_unused_slots(core);
+  stats.slots_unused = core.sequences.totals().unused_slots;
   stats.pages_indexed = core.allocator.counts().indexed;
   stats.pages_cached = core.allocator.num_cached();
   core.index.add_stats(&stats);

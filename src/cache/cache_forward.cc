@@ -346,7 +346,7 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
     core_.engine->begin(core_.forward, mode, stream);
   } catch (...) {
     // The device failed, or the host's executor threw although it must not.
-    batch.rollback(core_.allocator, core_.states);
+    batch.rollback(core_.sequences, core_.allocator, core_.states);
     core_.forward.closed();
     throw;
   }
@@ -383,7 +383,7 @@ void CacheForward::end() {
 void CacheForward::abort() {
   core_.engine->close(core_.forward, true);
   ++core_.counters.forwards_aborted;
-  core_.forward.batch().rollback(core_.allocator, core_.states);
+  core_.forward.batch().rollback(core_.sequences, core_.allocator, core_.states);
   core_.forward.closed();
   handle_.close();
 }

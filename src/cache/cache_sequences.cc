@@ -64,7 +64,7 @@ void CacheSequences::commit_trees(size_t num_seqs, const kvc_seq* seqs, const in
 
 int64_t CacheSequences::length(kvc_seq id) const { return core_.sequences.get(id).length; }
 
-int64_t CacheSequences::total_length() const { return core_.sequences.total_length(); }
+int64_t CacheSequences::total_length() const { return core_.sequences.totals().length; }
 
 std::vector<kvc_seq> CacheSequences::sorted_ids() const { return kvc::sorted_ids(core_.sequences); }
 

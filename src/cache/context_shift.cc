@@ -70,7 +70,7 @@ void settle_key_leads(CacheCore& core) {
   });
   if (!has_leads) return;
   core.require_closed("let the host read or write pages while tokens are shifted");
-  LeadSettler settler(core, core.sequences.total_length());
+  LeadSettler settler(core, core.sequences.totals().length);
   core.sequences.for_each([&](Sequence& sequence) { settler.settle(sequence); });
 }
 
@@ -399,6 +399,7 @@ std::vector<PositionSegment> ContextShift::moved_segments() const {
 
 // Tokens [end, length) follow token begin - 1 afterwards.
 void ContextShift::close_gap() noexcept {
+  const Recount recount(core_.sequences, sequence_);
   sequence_.invalidate_tables();
   for (size_t group = 0; group < spec_.groups.size(); ++group) {
     if (core_.group(group).is_cross) continue;
@@ -444,7 +445,6 @@ void ContextShift::close_gap() noexcept {
   if (sequence_.first_unwritten > begin_ && sequence_.first_unwritten != kAllWritten)
     sequence_.first_unwritten = std::max(begin_, sequence_.first_unwritten - (end_ - begin_));
   sequence_.cut_rows(sequence_.length);
-  core_.sequences.add_to_total_length(begin_ - end_);
   core_.sequences.trimmer().truncate(sequence_, sequence_.length);
 }
 

@@ -83,9 +83,10 @@ std::vector<Sequence*> swappable(const CacheCore& core, size_t num_seqs, const k
 }
 
 // Moves the content of the sequences from one side to the other. All room was made.
-void move_sequences(Device& device, CallStream stream, const std::vector<Sequence*>& sequences,
+void move_sequences(CacheCore& core, CallStream stream, const std::vector<Sequence*>& sequences,
                     const Side& from, const Side& to, Content& content,
                     CopyDirection direction) noexcept {
+  Device& device = *core.device;
   Moves& pages = content.pages;
   Moves& slots = content.slots;
   for (int64_t i = 0; i < pages.count(); ++i)
@@ -96,6 +97,7 @@ void move_sequences(Device& device, CallStream stream, const std::vector<Sequenc
     from.states.memory().copy(slots.from[i], to.states.memory(), slots.to.back(), device, stream);
   }
   for (Sequence* sequence : sequences) {
+    const Recount recount(core.sequences, *sequence);
     sequence->invalidate_tables();
     for (PageTable& table : sequence->tables) {
       table.pages.map_pages([&](PageId page) {
@@ -142,7 +144,7 @@ void SwapStore::out(size_t num_seqs, const kvc_seq* seqs, CallStream stream) {
   core_.host.start_use(HostUse::kManaged);
   if (needed > core_.host.allocator().num_free()) core_.index.eviction().evict_host_for(needed);
   for (const Sequence* sequence : sequences) core_.publisher.release(*sequence);
-  move_sequences(*core_.device, stream, sequences, {core_.allocator, core_.states},
+  move_sequences(core_, stream, sequences, {core_.allocator, core_.states},
                  {core_.host.allocator(), core_.host_states}, content,
                  CopyDirection::kDeviceToHost);
   core_.num_swapped += static_cast<int64_t>(sequences.size());
@@ -173,7 +175,7 @@ void SwapStore::in(size_t num_seqs, const kvc_seq* seqs, CallStream stream) {
   // Nothing throws from here on.
   if (needed > core_.allocator.num_free()) core_.index.eviction().evict_for(needed, stream);
   if (core_.states.to_evict(num_slots) > 0) core_.index.eviction().evict_states_for(num_slots);
-  move_sequences(*core_.device, stream, sequences, {core_.host.allocator(), core_.host_states},
+  move_sequences(core_, stream, sequences, {core_.host.allocator(), core_.host_states},
                  {core_.allocator, core_.states}, content, CopyDirection::kHostToDevice);
   // Where the index still has their blocks, its pages are taken over.
   for (Sequence* sequence : sequences) {

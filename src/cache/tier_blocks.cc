@@ -320,6 +320,7 @@ void TierFetch::append_to(Sequence& sequence) noexcept {
   if (got < run_.end - run_.begin && (blocks.num_windows != 0 || blocks.has_states)) got = 0;
   keep(got);
   if (got == 0) return;
+  const Recount recount(core_.sequences, sequence);
   sequence.invalidate_tables();
   for (int64_t block = 0; block < got; ++block) {
     const PageId* page = pages_.data() + block * blocks.pages_per_block;
@@ -331,7 +332,6 @@ void TierFetch::append_to(Sequence& sequence) noexcept {
   }
   const int64_t num_published = sequence.history.num_published;
   sequence.length += got * blocks.block_tokens;
-  core_.sequences.add_to_total_length(got * blocks.block_tokens);
   std::swap(sequence.history, history_);
   core_.spare_histories.keep(history_);
   sequence.history.cut(sequence.length, blocks.block_tokens);

@@ -73,6 +73,7 @@ int64_t move_path(const CacheCore& core, Sequence& sequence, int32_t leaf,
 }
 
 void keep_path(CacheCore& core, Sequence& sequence, int64_t num_kept, CallStream stream) noexcept {
+  const Recount recount(core.sequences, sequence);
   TokenTree& tree = sequence.tree;
   TokenHistory& history = sequence.history;
   const bool is_known = static_cast<int64_t>(tree.ids.size()) == tree.size() &&
@@ -89,7 +90,6 @@ void keep_path(CacheCore& core, Sequence& sequence, int64_t num_kept, CallStream
   }
   tree.truncate(0);
   sequence.length += num_kept;
-  core.sequences.add_to_total_length(num_kept);
   core.sequences.trimmer().truncate(sequence, sequence.length);
   core.publisher.publish(sequence, stream);
   core.sequences.trimmer().drop_hidden(sequence);

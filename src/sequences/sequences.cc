@@ -207,7 +207,7 @@ Sequence& SequenceTable::adopt(std::unique_ptr<Sequence> sequence) {
   }
   states_->add_ref(adopted.state);
   for (const Checkpoint& checkpoint : adopted.checkpoints) states_->add_ref(checkpoint.slot);
-  total_length_ += adopted.length;
+  totals_ += totals_of(adopted);
   return adopted;
 }
 
@@ -215,10 +215,10 @@ void SequenceTable::remove(kvc_seq id) {
   Sequence& sequence = get_idle(id, "remove");
   PageAllocator& pages = sequence.is_swapped ? *host_allocator_ : *allocator_;
   StatePool& states = sequence.is_swapped ? *host_states_ : *states_;
+  totals_ += -totals_of(sequence);
   for (PageTable& table : sequence.tables) TableTrimmer::cut(table, 0, pages);
   states.drop_ref(sequence.state);
   for (const Checkpoint& checkpoint : sequence.checkpoints) states.drop_ref(checkpoint.slot);
-  total_length_ -= sequence.length;
   map_.erase(id);
   const int32_t slot = sequence.slot;
   spare_ = std::move(slots_[slot]);
@@ -289,6 +289,7 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   if (num_tokens == 0) return;
   const int64_t length = sequence.length - num_tokens;
   resume_points_.check(sequence, length, "n", num_tokens);
+  const Recount recount(*this, sequence);
   checkpoints_.cut(sequence, length);
   sequence.history.cut(length, prefix_block_);
   sequence.cut_rows(length);
@@ -296,8 +297,17 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
     sequence.segments.pop_back();
   sequence.length = length;
   reset_diverged_if_empty(sequence);
-  total_length_ -= num_tokens;
   trimmer_.truncate(sequence, length);
+}
+
+SequenceTotals SequenceTable::totals_of(const Sequence& sequence) const {
+  SequenceTotals totals{.length = sequence.length, .tree_nodes = sequence.tree.size()};
+  for (size_t group = 0; !sequence.is_swapped && group < sequence.tables.size(); ++group) {
+    const GroupSpec& spec = spec_->groups[group];
+    totals.unused_slots +=
+        sequence.tables[group].pages.size() * spec.page_size - sequence.stored(spec.is_cross);
+  }
+  return totals;
 }
 
 void SequenceTable::clear() noexcept {
@@ -305,7 +315,7 @@ void SequenceTable::clear() noexcept {
   slots_.clear();
   free_slots_.clear();
   spare_.reset();
-  total_length_ = 0;
+  totals_ = {};
   allocator_->clear();
   states_->clear();
   host_states_->clear();

@@ -164,11 +164,27 @@ class ResumePoints {
   bool has_states_;
 };
 
+// Sums over all sequences, kept up to date because nobody may walk 100,000 sequences to ask.
+struct SequenceTotals {
+  int64_t length = 0;        // Committed tokens.
+  int64_t tree_nodes = 0;    // Uncommitted ones.
+  int64_t unused_slots = 0;  // Token slots of pages on the device behind the last token.
+
+  SequenceTotals& operator+=(const SequenceTotals& other) {
+    length += other.length;
+    tree_nodes += other.tree_nodes;
+    unused_slots += other.unused_slots;
+    return *this;
+  }
+  SequenceTotals operator-() const { return {-length, -tree_nodes, -unused_slots}; }
+  bool operator==(const SequenceTotals&) const = default;
+};
+
 // Invariants:
 // 1. `map_` finds exactly the sequences of `slots_`; a free slot is in free_slots_.
 // 2. Each page of a table and each state of a sequence counts as one reference, on the host while
 //    the sequence is swapped out.
-// 3. total_length_ is the sum of all lengths.
+// 3. totals_ is the sum of totals_of() over all sequences, and what the open batch adds to it.
 //
 // Throws Error (NOT_FOUND, ALREADY_EXISTS, OUT_OF_RANGE, BUSY, INVALID_STATE, INVALID_ARGUMENT) or
 // std::bad_alloc; nothing has changed then.
@@ -220,8 +236,10 @@ class SequenceTable {
   void for_each(Visit&& visit) const {
     map_.for_each(visit);
   }
-  int64_t total_length() const { return total_length_; }
-  void add_to_total_length(int64_t tokens) { total_length_ += tokens; }
+  const SequenceTotals& totals() const { return totals_; }
+  void add_to_totals(const SequenceTotals& change) { totals_ += change; }
+  // What a sequence outside the open forward adds to the totals.
+  SequenceTotals totals_of(const Sequence& sequence) const;
 
   TableTrimmer& trimmer() { return trimmer_; }
   const TableTrimmer& trimmer() const { return trimmer_; }
@@ -249,7 +267,23 @@ class SequenceTable {
   // Its capacity is at least slots_.size(), so that freeing a slot never allocates.
   std::vector<int32_t> free_slots_;
   std::unique_ptr<Sequence> spare_;  // A removed sequence, whose memory the next one reuses.
-  int64_t total_length_ = 0;
+  SequenceTotals totals_;
+};
+
+// Counts a sequence again when what changes its length, its tree or its tables is done.
+class Recount {
+ public:
+  Recount(SequenceTable& sequences, const Sequence& sequence) noexcept
+      : sequences_(sequences), sequence_(sequence) {
+    sequences_.add_to_totals(-sequences_.totals_of(sequence_));
+  }
+  ~Recount() { sequences_.add_to_totals(sequences_.totals_of(sequence_)); }
+  Recount(const Recount&) = delete;
+  Recount& operator=(const Recount&) = delete;
+
+ private:
+  SequenceTable& sequences_;
+  const Sequence& sequence_;
 };
 
 std::vector<kvc_seq> sorted_ids(const SequenceTable& sequences);

@@ -338,6 +338,7 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
   has_trees_ = std::any_of(entries_.begin(), entries_.end(),
                            [](const BatchEntry& entry) { return entry.is_tree; });
   needed_ = needed;
+  more_unused_slots_ = count_unused_slots(plan.spec());
   num_reclaimed_states_ = reclaimed;
 }
 
@@ -349,7 +350,7 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
       PageTable& table = entry.sequence->tables[group];
       const int64_t size = change(entry, group).new_num_pages;
       table.pages.make_room(size);
-      int64_t synced = table.synced_pages;
+      int64_t synced = std::min<int64_t>(table.synced_pages, change(entry, group).old_num_pages);
       if (change(entry, group).copies_last_page) {
         synced = std::min(synced, change(entry, group).old_num_pages - 1);
         ++work.num_copies;
@@ -430,6 +431,7 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
     }
     note_next_table_change(entry, plan.spec());
   }
+  sequences.add_to_totals({.unused_slots = more_unused_slots_});
   std::sort(taken_pages_.begin(), taken_pages_.end());
   step_delta_.build(entries_, num_rows_, copies_, plan.spec());
 }
@@ -514,6 +516,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     }
     sequence.cross_length += entry.cross_length;
     if (entry.is_tree) {
+      sequences.add_to_totals({.tree_nodes = entry.append_length});
       if (!written.rows) sequence.tree.mark_unwritten(entry.old_nodes);
       continue;
     }
@@ -521,7 +524,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     if (!written.rows)
       sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length);
     sequence.length += entry.append_length;
-    sequences.add_to_total_length(entry.append_length);
+    sequences.add_to_totals({.length = entry.append_length});
     if (states.is_used()) {
       states.drop_ref(written.states ? sequence.state : entry.new_state);
       if (written.states) sequence.state = entry.new_state;
@@ -536,7 +539,9 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
   finish();
 }
 
-void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
+void Batch::rollback(SequenceTable& sequences, PageAllocator& allocator,
+                     StatePool& states) noexcept {
+  sequences.add_to_totals({.unused_slots = -more_unused_slots_});
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;

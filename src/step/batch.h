@@ -183,7 +183,7 @@ class Batch {
               const Spec& spec, Publisher& publisher, const Written& written,
               CallStream stream) noexcept;
   // Makes tables and references as they were before begin().
-  void rollback(PageAllocator& allocator, StatePool& states) noexcept;
+  void rollback(SequenceTable& sequences, PageAllocator& allocator, StatePool& states) noexcept;
 
   const std::vector<BatchEntry>& entries() const { return entries_; }
   // The entry changes tables.
@@ -223,6 +223,7 @@ class Batch {
   std::vector<BatchEntry> entries_;
   std::vector<TableChange> changes_;
   Measure needed_;
+  int64_t more_unused_slots_ = 0;           // Added to the totals of the sequences by begin().
   int64_t num_reclaimed_states_ = 0;        // State slots that automatic checkpoints give up.
   std::vector<OldState> reclaimed_states_;  // Candidates, in order.
   size_t num_groups_ = 0;

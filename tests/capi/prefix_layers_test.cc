@@ -283,6 +283,7 @@ TEST_F(PrefixStates, StatesOfTheIndexAreNotUsedAndGoWithIt) {
   EXPECT_EQ(held(*cache_, prompt), 16);
   drop(*cache_, 1);
   EXPECT_EQ(stats_of(*cache_).state_slots_used, 0) << "what only the index holds is free";
+  EXPECT_EQ(stats_of(*cache_).state_slots_cached, 2);
   EXPECT_EQ(held(*cache_, prompt), 16);
   int64_t freed = 0;
   ASSERT_EQ(kvc_prefix_evict(get(), 1, &freed, nullptr), KVC_OK);

@@ -33,7 +33,7 @@ struct World {
     sequences.add(id);
     Sequence& sequence = sequences.get(id);
     sequence.length = length;
-    sequences.add_to_total_length(length);
+    sequences.add_to_totals({.length = length});
     for (PageTable& table : sequence.tables) {
       while (table.pages.size() * 4 < length) table.pages.push_back(allocator.take(kNoPage, 0));
     }

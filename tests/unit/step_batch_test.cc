@@ -44,7 +44,7 @@ struct Books {
     batch.commit(sequences, allocator, states, plan->spec(), publisher,
                  {.states = states.is_used(), .rows = true, .publishes = true}, kOwnStream);
   }
-  void rollback() { batch.rollback(allocator, states); }
+  void rollback() { batch.rollback(sequences, allocator, states); }
   void append(kvc_seq id, int64_t length) {
     begin({id}, {length});
     commit();

@@ -287,10 +287,13 @@ class Stats:
     block_lifetime: evicted blocks by time in the index; number i counts 2**i to 2**(i + 1)
         milliseconds.
     block_idle: evicted blocks by time since their last use, likewise.
-    block_reuse_gap: hits by time since the block's use before, likewise.
+    block_reuse_gap: hits, one per attach that found something, by time since the use before of
+        the last block that it found, likewise.
     cos_sin_bytes: cos and sin on the host, of layers that rotate K on read.
     values_saturated: elements of K and V that were clipped when they were stored with a scale of
         their tensor. The CPU alone counts them.
+    state_slots_cached: states that the prefix index alone keeps; they give way to those of
+        sequences.
     """
 
     num_seqs: int
@@ -343,6 +346,7 @@ class Stats:
     block_reuse_gap: tuple[int, ...]
     cos_sin_bytes: int
     values_saturated: int
+    state_slots_cached: int
 
     @property
     def hit_rate(self) -> float:

@@ -1085,7 +1085,7 @@ typedef struct kvc_stats {
   uint64_t step_bytes;          /* Last begin: bytes that a device back end is sent (sequence
                                    deltas, new page ids). */
   uint64_t step_copies;         /* Last begin: number of host to device copies. */
-  int64_t state_slots_used;     /* States and checkpoints kept. */
+  int64_t state_slots_used;     /* States and checkpoints of sequences. */
   uint64_t state_slot_bytes;
   uint64_t tree_tokens;         /* Uncommitted tree nodes over all sequences. */
   uint64_t cascades;            /* Shared prefixes read once for several sequences, attention calls
@@ -1122,11 +1122,14 @@ typedef struct kvc_stats {
   /* Histograms over time: bucket i counts [2^i, 2^(i+1)) milliseconds; bucket 0 also less. */
   uint64_t block_lifetime[32];  /* Evicted blocks, by time in the index. */
   uint64_t block_idle[32];      /* Evicted blocks, by time since their last use. */
-  uint64_t block_reuse_gap[32]; /* Hits, by time since the block's use before. */
+  uint64_t block_reuse_gap[32]; /* Hits, one per kvc_prefix_attach that found something: by time
+                                   since the use before of the last block that it found. */
   uint64_t cos_sin_bytes;       /* For layers that rotate K on read: cos and sin of the
                                    keys that sequences see, as of their last forwards. */
   uint64_t values_saturated;    /* Elements of K and V that were clipped when they were stored, as
                                    *out_saturated of kvc_op_quantize counts them. */
+  int64_t state_slots_cached;   /* States that the prefix index alone keeps. They give way to
+                                   those of sequences. */
 } kvc_stats;
 
 /* Reports the counters and gauges of a cache. Counters run from kvc_cache_create on;
@@ -3155,6 +3158,11 @@ enum kvc_table_kind_value KVC_INT32_ENUM {
  *
  * INDPTR, INDICES and PAGE_POSITION list the pages that are kept. BLOCK_TABLE has -1 where a window
  * has dropped one. A CROSS group counts encoder tokens. `group`: 0..num_groups-1.
+ *
+ * Tables do not only grow. A begin puts a copy in the place of a shared last page. An end puts
+ * pages of the prefix index in the place of equal ones, and drops those behind windows. Calls that
+ * change a sequence and kvc_cache_resize may change any place. So a table is good for its forward
+ * alone.
  *
  * Misuse:    KVC_E_OUT_OF_RANGE      group.
  *            KVC_E_INVALID_ARGUMENT  kind.

@@ -2221,6 +2221,11 @@ extern "C" {
     /// INDPTR, INDICES and PAGE_POSITION list the pages that are kept. BLOCK_TABLE has -1 where a window
     /// has dropped one. A CROSS group counts encoder tokens. `group`: 0..num_groups-1.
     ///
+    /// Tables do not only grow. A begin puts a copy in the place of a shared last page. An end puts
+    /// pages of the prefix index in the place of equal ones, and drops those behind windows. Calls that
+    /// change a sequence and kvc_cache_resize may change any place. So a table is good for its forward
+    /// alone.
+    ///
     /// Misuse:    KVC_E_OUT_OF_RANGE      group.
     ///            KVC_E_INVALID_ARGUMENT  kind.
     ///            KVC_E_INVALID_STATE     The forward is not open.

@@ -826,7 +826,7 @@ pub struct kvc_stats {
     pub step_bytes: u64,
     /// Last begin: number of host to device copies.
     pub step_copies: u64,
-    /// States and checkpoints kept.
+    /// States and checkpoints of sequences.
     pub state_slots_used: i64,
     pub state_slot_bytes: u64,
     /// Uncommitted tree nodes over all sequences.
@@ -881,7 +881,8 @@ pub struct kvc_stats {
     pub block_lifetime: [u64; 32],
     /// Evicted blocks, by time since their last use.
     pub block_idle: [u64; 32],
-    /// Hits, by time since the block's use before.
+    /// Hits, one per kvc_prefix_attach that found something: by time since the use before of the
+    /// last block that it found.
     pub block_reuse_gap: [u64; 32],
     /// For layers that rotate K on read: cos and sin of the keys that sequences see, as of their
     /// last forwards.
@@ -889,6 +890,8 @@ pub struct kvc_stats {
     /// Elements of K and V that were clipped when they were stored, as out_saturated of
     /// kvc_op_quantize counts them.
     pub values_saturated: u64,
+    /// States that the prefix index alone keeps. They give way to those of sequences.
+    pub state_slots_cached: i64,
 }
 
 #[repr(C)]
