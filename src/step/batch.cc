@@ -211,6 +211,14 @@ int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator
   return copies;
 }
 
+// Pages of a table to which nobody else refers.
+int64_t count_private(const PageTable& table, const Batch::Context& context) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < table.pages.size(); ++i)
+    count += context.allocator.refs(table.pages[i]) == 1 ? 1 : 0;
+  return count;
+}
+
 // Of the pages that windows keep for pops alone, those that nobody else refers to.
 int64_t count_spare_pages(const std::vector<BatchEntry>& entries, const Batch::Context& context) {
   if (context.plan.spec().window_reserve == 0) return 0;
@@ -241,15 +249,16 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
     entry.change_begin = static_cast<int32_t>(changes->size());
     const PageTable* table = entry.sequence->tables.data();
     for (const GroupSpec& group : groups) {
-      const int64_t held = table->pages.size();
+      const int64_t held = entry.old_size(*table, group);
       const int64_t old_stored = entry.old_stored(group.is_cross);
       const int64_t new_stored = entry.new_stored(group.is_cross);
       const bool is_partial = old_stored != held * group.page_size;
       if (is_partial && !table->owns_last && new_stored != old_stored &&
           !is_private(context.allocator, table->pages.back()))
         sharers.push_back({table->pages.back(), old_stored, changes->size()});
-      const int64_t size = table->grown_size(new_stored, group.page_size);
+      const int64_t size = entry.new_size(*table, group);
       needed.pages += size - held;
+      if (held != table->pages.size()) needed.replaced_pages += count_private(*table, context);
       changes->push_back({.old_num_pages = held, .new_num_pages = size});
       ++table;
     }
@@ -261,7 +270,8 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
   const int64_t fresh = needed.pages;
   needed.pages = fresh + plan_copies(sharers, context.allocator, false, *changes);
   const auto lacks_pages = [&] {
-    return needed.pages > context.allocator.num_available() + needed.spare_pages;
+    return needed.pages >
+           context.allocator.num_available() + needed.spare_pages + needed.replaced_pages;
   };
   if (lacks_pages()) needed.spare_pages = count_spare_pages(*entries, context);
   if (lacks_pages() && !sharers.empty()) {
@@ -274,8 +284,9 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
 }
 
 Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
-  Missing missing{needed.pages - context.allocator.num_available() - needed.spare_pages,
-                  context.states.missing(needed.state_slots)};
+  Missing missing{
+      needed.pages - context.allocator.num_available() - needed.spare_pages - needed.replaced_pages,
+      context.states.missing(needed.state_slots)};
   if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
     missing.reclaimable_slots = context.sequences.checkpoints().num_reclaimable();
     missing.pages -= missing.reclaimable_slots * context.states.slot_pages();
@@ -326,7 +337,8 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
   int64_t reclaimed = 0;
   if (missing.reclaimable_slots > 0) {
     const int64_t slot_pages = states.slot_pages();
-    const int64_t pages = needed.pages - allocator.num_available() - needed.spare_pages;
+    const int64_t pages =
+        needed.pages - allocator.num_available() - needed.spare_pages - needed.replaced_pages;
     const int64_t for_pages = slot_pages == 0 || pages <= 0 ? 0 : ceil_div(pages, slot_pages);
     reclaimed = std::max(for_pages, states.missing(needed.state_slots));
   }
@@ -416,6 +428,9 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
   }
   for (size_t i = 0; needed.spare_pages > 0 && i < entries_.size(); ++i)
     sequences.trimmer().drop_spare(*entries_[i].sequence, entries_[i].new_stored(false));
+  for (BatchEntry& entry : entries_) {
+    if (entry.replaces_cross) drop_cross(entry, plan.spec(), sequences, allocator);
+  }
   if (needed.pages > allocator.num_free()) index.eviction().evict_for(needed.pages, stream);
   if (states.to_evict(needed.state_slots) > 0)
     index.eviction().evict_states_for(needed.state_slots);
@@ -449,6 +464,33 @@ void Batch::learn_tokens(const BatchEntry& entry) noexcept {
   } else if (sequence.history.num_known == entry.old_length && !sequence.history.has_diverged) {
     sequence.history.add(ids, entry.append_length, prefix_block_);
   }
+}
+
+int64_t Batch::count_unused_slots(const Spec& spec) const {
+  int64_t more = 0;
+  for (const BatchEntry& entry : entries_) {
+    for (size_t group = 0; group < num_groups_; ++group) {
+      const GroupSpec& of_group = spec.groups[group];
+      const int64_t pages = entry.change_begin < 0 ? 0
+                                                   : change(entry, group).new_num_pages -
+                                                         change(entry, group).old_num_pages;
+      more += pages * of_group.page_size -
+              (of_group.is_cross ? entry.cross_length : entry.append_length);
+    }
+  }
+  return more;
+}
+
+void Batch::drop_cross(BatchEntry& entry, const Spec& spec, SequenceTable& sequences,
+                       PageAllocator& allocator) noexcept {
+  Sequence& sequence = *entry.sequence;
+  const Recount recount(sequences, sequence);
+  for (size_t group = 0; group < num_groups_; ++group) {
+    if (spec.groups[group].is_cross) TableTrimmer::cut(sequence.tables[group], 0, allocator);
+  }
+  sequence.cross_length = 0;
+  sequence.invalidate_tables();
+  entry.replaces_cross = false;
 }
 
 void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept {

@@ -12,8 +12,9 @@
 // 2. From begin() to the end, tables hold the pages of the new tokens, while lengths are the old
 //    ones. commit() sets the lengths.
 // 3. A page that begin() replaced by a copy keeps its reference until the end, so rollback() finds
-//    it unchanged. Each table, slot and reference is then as before begin(), the pages aside that
-//    windows kept for pops alone and that begin() took (Measure::spare_pages).
+//    it unchanged. Each table, slot and reference is then as before begin(), two kinds of pages
+//    aside: those that windows kept for pops alone and that begin() took (Measure::spare_pages),
+//    and those of encoder tokens that others were to replace.
 // 4. No committed row is overwritten: writes in place go behind the tokens of every other table
 //    that refers to the page.
 #pragma once
@@ -88,6 +89,8 @@ struct BatchEntry {
   int64_t cross_length;     // Encoder tokens that this forward writes.
   int64_t cross_row_begin;  // First packed encoder row.
   bool is_tree;
+  // The sequence is empty and has encoder tokens, which begin() gives up for those of this forward.
+  bool replaces_cross = false;
   StateSlot new_state;  // Slot that the forward writes; kInitialState without STATE layers.
   // Index of its first change, one per layer group; -1: it changes no table.
   int32_t change_begin = -1;
@@ -99,10 +102,20 @@ struct BatchEntry {
   }
   // Tokens in the tables of a layer group, before and after.
   int64_t old_stored(bool is_cross) const {
-    return is_cross ? sequence->cross_length : old_length + old_nodes;
+    if (is_cross) return replaces_cross ? 0 : sequence->cross_length;
+    return old_length + old_nodes;
   }
   int64_t new_stored(bool is_cross) const {
     return old_stored(is_cross) + (is_cross ? cross_length : append_length);
+  }
+  // Places of a layer group's table, before and after.
+  int64_t old_size(const PageTable& table, const GroupSpec& group) const {
+    return group.is_cross && replaces_cross ? 0 : table.pages.size();
+  }
+  int64_t new_size(const PageTable& table, const GroupSpec& group) const {
+    return group.is_cross && replaces_cross
+               ? group.pages_for(cross_length)
+               : table.grown_size(new_stored(group.is_cross), group.page_size);
   }
   // Committed tokens when the whole chain is kept. Trees count as chains here.
   int64_t new_length() const { return old_length + old_nodes + append_length; }
@@ -136,6 +149,7 @@ class Batch {
     bool forgets_indexed = false;  // pages do not suffice to copy what only the prefix index knows
     // Pages that windows keep for pops and that the forward takes because pages are missing.
     int64_t spare_pages = 0;
+    int64_t replaced_pages = 0;  // Pages of encoder tokens that begin() frees.
   };
   struct Context {
     const Plan& plan;
@@ -215,6 +229,9 @@ class Batch {
                  PageAllocator& allocator, StatePool& states, PrefixIndex& index);
   void reserve_tables(const StatePool& states, const Spec& spec);
   void reserve_tokens(const BatchRequest& request, PrefixIndex& index);
+  int64_t count_unused_slots(const Spec& spec) const;
+  void drop_cross(BatchEntry& entry, const Spec& spec, SequenceTable& sequences,
+                  PageAllocator& allocator) noexcept;
   void take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept;
   void learn_tokens(const BatchEntry& entry) noexcept;
   void finish() noexcept;

@@ -55,8 +55,7 @@ int64_t pages_of(const BatchEntry& entry, const std::vector<GroupSpec>& groups) 
   int64_t pages = 0;
   const PageTable* table = entry.sequence->tables.data();
   for (const GroupSpec& group : groups) {
-    pages += table->grown_size(entry.new_stored(group.is_cross), group.page_size) -
-             table->pages.num_dropped();
+    pages += entry.new_size(*table, group) - table->pages.num_dropped();
     ++table;
   }
   return pages;
@@ -169,11 +168,13 @@ void check_cross(const Spec& spec, int64_t cross_length, BatchEntry& entry) {
               ll(cross_length),
               ll(spec.max_cross_len != 0 ? spec.max_cross_len : kMaxSequenceLength));
   }
-  if (cross_length != 0 && sequence.cross_length != 0) {
-    fail_with(
-        KVC_E_INVALID_STATE, sequence.cross_length,
-        "cross_lengths for sequence %lld = %lld, but its %lld encoder tokens are written already",
-        ll(sequence.id), ll(cross_length), ll(sequence.cross_length));
+  entry.replaces_cross = cross_length != 0 && sequence.cross_length != 0;
+  if (entry.replaces_cross && sequence.stored(false) != 0) {
+    fail_with(KVC_E_INVALID_STATE, sequence.cross_length,
+              "cross_lengths for sequence %lld = %lld, but its %lld encoder tokens are written "
+              "already, and only a sequence of 0 tokens takes others: it has %lld",
+              ll(sequence.id), ll(cross_length), ll(sequence.cross_length),
+              ll(sequence.stored(false)));
   }
   if (cross_length != 0 && !spec.has_cross()) {
     fail_with(KVC_E_UNSUPPORTED, cross_length,

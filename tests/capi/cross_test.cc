@@ -75,6 +75,51 @@ TEST_F(Cross, AbortForgetsTheEncoderTokens) {
   ASSERT_EQ(cache_->begin_with({{1}, {1}, {}, {10}}), KVC_OK) << "they may be written again";
 }
 
+// Of a speech model: the next clip.
+TEST_F(Cross, AnEmptySequenceTakesOthersInThePlaceOfItsEncoderTokens) {
+  ASSERT_EQ(cache_->begin_with({{1, 2, 3}, {2, 1, 2}, {}, {5, 0, 0}}), KVC_OK);
+  cache_->finish();
+  ASSERT_EQ(kvc_seq_pop(cache_->get(), 1, 2, nullptr), KVC_OK);
+  EXPECT_EQ(info_of(*cache_, 1).cross_length, 5) << "the same ones may be decoded again";
+  const int64_t available = kvc_cache_available_pages(cache_->get());
+  for (const bool keeps : {false, true}) {
+    ASSERT_EQ(cache_->begin_with({{1, 2, 3}, {2, 1, 2}, {}, {7, 0, 4}}), KVC_OK);
+    expect_ok([&](kvc_error* err) { return attend(1, true, nullptr, err); });
+    for (const int64_t row : {0, 1}) expect_encoder_row(row, 0, 7);
+    EXPECT_EQ(kvc_cache_check(cache_->get(), nullptr), KVC_OK);
+    if (keeps) break;
+    cache_->abort();
+    EXPECT_EQ(info_of(*cache_, 1).cross_length, 0) << "those of before are gone from begin on";
+    EXPECT_EQ(kvc_cache_check(cache_->get(), nullptr), KVC_OK);
+    EXPECT_GT(kvc_cache_available_pages(cache_->get()), available);
+  }
+  cache_->finish();
+  EXPECT_EQ(info_of(*cache_, 1).cross_length, 7);
+}
+
+TEST_F(Cross, EncoderTokensAreReplacedInAFullPoolAndStayWithForks) {
+  Net net({attention_layer(), cross_layer()}, 6);
+  Cache cache(net.config);
+  ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+  ASSERT_EQ(cache.begin_with({{1}, {4}, {}, {20}}), KVC_OK);
+  cache.finish();
+  ASSERT_EQ(kvc_cache_available_pages(cache.get()), 0);
+  ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 4, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 2, -1, nullptr), KVC_OK);
+  expect_refused(cache, KVC_E_NO_PAGES, {"6 pages", "1 are free"}, [&](kvc_error* err) {
+    return cache.begin_with({{1}, {4}, {}, {20}}, err);
+  });
+  EXPECT_EQ(info_of(cache, 1).cross_length, 20) << "a begin that fails changes nothing";
+  ASSERT_EQ(kvc_seq_remove(cache.get(), 2, nullptr), KVC_OK);
+  for (const int64_t length : {20, 1, 19}) {
+    expect_ok([&](kvc_error* err) { return cache.begin_with({{1}, {4}, {}, {length}}, err); });
+    EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
+    cache.finish();
+    EXPECT_EQ(info_of(cache, 1).cross_length, length);
+    ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 4, nullptr), KVC_OK);
+  }
+}
+
 TEST_F(Cross, RefusesWhatWasNotAnnounced) {
   ASSERT_EQ(cache_->begin_with({{1, 2, 3}, {2, 1, 2}, {}, {7, 0, 4}}), KVC_OK);
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
@@ -133,7 +178,7 @@ TEST_F(Cross, BeginRefusesBadEncoderLengths) {
   refused(KVC_E_OUT_OF_RANGE, {"cross_lengths"}, {INT64_MIN, 0});
   ASSERT_EQ(cache_->begin_with({{1, 2}, {1, 1}, {}, {3, 0}}), KVC_OK);
   cache_->finish();
-  refused(KVC_E_INVALID_STATE, {"cross_lengths", "sequence 1", "3"}, {2, 2});
+  refused(KVC_E_INVALID_STATE, {"cross_lengths", "sequence 1", "3", "it has 1"}, {2, 2});
   EXPECT_EQ(cache_->begin_with({{1, 2}, {1, 1}, {}, {0, 2}}), KVC_OK);
   Net net({attention_layer()});
   Cache plain(net.config);

@@ -90,7 +90,8 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
     expected.also(limits_.max_cross_len != 0 && cross[i] > limits_.max_cross_len,
                   KVC_E_OUT_OF_RANGE);
     if (exists(seqs[i]))
-      expected.also(cross[i] > 0 && at(seqs[i]).cross_length > 0, KVC_E_INVALID_STATE);
+      expected.also(cross[i] > 0 && at(seqs[i]).cross_length > 0 && at(seqs[i]).slots() > 0,
+                    KVC_E_INVALID_STATE);
   }
   expected.also(limits_.max_tokens != 0 && tokens > limits_.max_tokens, KVC_E_OUT_OF_RANGE);
   int64_t needed = 0;
@@ -108,9 +109,17 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
       const bool countless = more > limits_.num_pages * page_size(g) + 1;
       if (countless) alone += limits_.num_pages + 1;  // not worth counting
       if (countless) continue;
-      const int64_t fresh =
-          more == 0 ? 0 : new_pages(g, sequence.tables[g], is_cross ? 0 : sequence.slots(), more);
+      const bool replaces = is_cross && more > 0 && sequence.cross_length > 0;
+      const ModelTable none;
+      const int64_t fresh = more == 0 ? 0
+                                      : new_pages(g, replaces ? none : sequence.tables[g],
+                                                  is_cross ? 0 : sequence.slots(), more);
       needed += fresh;
+      for (const auto& [index, page] : sequence.tables[g].pages) {
+        if (!replaces) break;
+        --alone;
+        if (holders(page) == 1) --needed;
+      }
       alone += fresh + static_cast<int64_t>(sequence.tables[g].pages.size()) -
                static_cast<int64_t>(spare(sequence, g, sequence.slots() + lengths[i]).size());
     }
@@ -237,6 +246,12 @@ Expected PageModel::begin(const ModelBatch& batch) {
         ++copied_;
       }
       const bool is_cross = limits_.groups[g].is_cross;
+      if (is_cross && entry.cross > 0) {
+        for (const auto& [index, page] : pages) drop(page);
+        pages.clear();
+        entry.old_tables[g].pages.clear();
+        sequence.cross_length = 0;
+      }
       const int64_t first = is_cross ? 0 : entry.old_slots / page_size(g);
       const int64_t last = pages_for(g, is_cross ? entry.cross : entry.old_slots + entry.append);
       for (int64_t index = first; index < last; ++index) {

@@ -38,8 +38,9 @@ ModelBatch RandomRun::draw_batch() {
   if (!absurd) draw_parents(&batch);
   if (model_.limits().has_cross ? random_.chance(0.9) : random_.chance(0.01)) {
     for (const kvc_seq seq : seqs) {
-      const bool wants =
-          model_.exists(seq) && model_.at(seq).cross_length == 0 && random_.chance(0.6);
+      const bool wants = model_.exists(seq) &&
+                         (model_.at(seq).cross_length == 0 || model_.at(seq).slots() == 0) &&
+                         random_.chance(0.6);
       const int64_t limit = model_.limits().max_cross_len;
       int64_t length =
           wants ? random_.range(1, limit == 0 ? 2 * model_.limits().page_size : limit) : 0;

@@ -1421,7 +1421,8 @@ KVC_API kvc_status kvc_seq_positions(const kvc_cache *cache, kvc_seq seq, kvc_se
 /* ============================================================================================== */
 /*   kvc_forward_begin   which sequences grow by how many tokens
  *   kvc_attn            once per layer; or kvc_attn_linear, kvc_attn_cross, ...
- *   kvc_forward_end     or kvc_forward_abort: as if begin had not happened */
+ *   kvc_forward_end     or kvc_forward_abort: as if begin had not happened, replaced encoder tokens
+ *                       aside (kvc_forward_desc.cross_lengths) */
 
 /* What a forward computes. `seqs`, `append_lengths`, `tree_parents` and `cross_lengths` are
  * borrowed for the call; `tokens` and `positions` are copied. */
@@ -1448,7 +1449,8 @@ typedef struct kvc_forward_desc {
    * tokens. NULL: positions of the tokens. */
   const DLTensor *KVC_NULLABLE positions;
   /* [num_seqs]: encoder tokens that this forward writes to the CROSS layers of each sequence, 0:
-   * none. Once per sequence. NULL: none. */
+   * none. NULL: none. Once per sequence, until it has no token (kvc_seq_pop to 0): then they
+   * replace those of before, which are gone from begin on, also when the forward is aborted. */
   const int64_t *KVC_NULLABLE cross_lengths;
 } kvc_forward_desc;
 
@@ -1488,8 +1490,9 @@ enum kvc_forward_flag {
  *                                    nodes of the same sequence.
  *            KVC_E_OUT_OF_RANGE      More sequences, tokens, tree nodes or encoder tokens than
  *                                    allowed.
- *            KVC_E_INVALID_STATE     A plain append to an uncommitted tree; encoder tokens written
- *                                    twice; a sequence that is swapped out.
+ *            KVC_E_INVALID_STATE     A plain append to an uncommitted tree; encoder tokens for a
+ *                                    sequence that has tokens and some of them already; a sequence
+ *                                    that is swapped out.
  *            KVC_E_UNSUPPORTED       One of these:
  *                                    - Trees in a cache with STATE layers.
  *                                    - With ON_READ rope, a tree of a sequence with fewer committed

@@ -760,8 +760,9 @@ extern "C" {
     ///                                    nodes of the same sequence.
     ///            KVC_E_OUT_OF_RANGE      More sequences, tokens, tree nodes or encoder tokens than
     ///                                    allowed.
-    ///            KVC_E_INVALID_STATE     A plain append to an uncommitted tree; encoder tokens written
-    ///                                    twice; a sequence that is swapped out.
+    ///            KVC_E_INVALID_STATE     A plain append to an uncommitted tree; encoder tokens for a
+    ///                                    sequence that has tokens and some of them already; a sequence
+    ///                                    that is swapped out.
     ///            KVC_E_UNSUPPORTED       One of these:
     ///                                    - Trees in a cache with STATE layers.
     ///                                    - With ON_READ rope, a tree of a sequence with fewer committed

@@ -973,7 +973,8 @@ pub struct kvc_forward_desc {
     /// lengths count tokens. NULL: positions of the tokens.
     pub positions: *const DLTensor,
     /// \[num_seqs\]: encoder tokens that this forward writes to the CROSS layers of each sequence,
-    /// 0: none. Once per sequence. NULL: none.
+    /// 0: none. NULL: none. Once per sequence, until it has no token (kvc_seq_pop to 0): then they
+    /// replace those of before, which are gone from begin on, also when the forward is aborted.
     pub cross_lengths: *const i64,
 }
 
