@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import tempfile
 import zlib
@@ -78,12 +79,17 @@ def save_rows(cache, path, model_id: str | None) -> None:
     text, tensors = json.dumps(header).encode(), b"".join(parts)
     head = HEAD.pack(VERSION, zlib.crc32(tensors, zlib.crc32(text)), len(text), len(tensors))
     rows = cache.store.cache.save(cache._rows, model_id=model_id)
-    path = os.fspath(path)
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(os.path.abspath(path)), prefix=".kvcache-", delete=False) as file:
+    path = os.path.realpath(path)  # A link stays one.
+    is_there = os.path.exists(path)
+    if is_there and not os.path.isfile(path):
+        raise ValueError(f"save: path = {path!r} is no regular file")
+    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), prefix=".kvcache-", delete=False) as file:
         try:
             for part in (MAGIC, head, text, tensors, rows):
                 file.write(part)
             file.close()
+            if is_there:
+                shutil.copymode(path, file.name)
             os.replace(file.name, path)
         except BaseException:
             file.close()

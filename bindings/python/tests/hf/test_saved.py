@@ -148,6 +148,21 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
         PagedCache.load(tmp_path / "none", model.config)
 
 
+def test_a_link_stays_a_link_and_an_old_file_keeps_its_mode(tmp_path):
+    model, cache, mask = filled("llama", "fused")
+    (tmp_path / "file").touch(mode=0o640)
+    (tmp_path / "link").symlink_to("file")
+    cache.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    cache.save(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0, "rows of users are for their owner"
+    loaded = PagedCache.load(tmp_path / "file", model.config)
+    assert torch.equal(continued(model, loaded, mask, 2), continued(model, cache, mask, 2))
+    with pytest.raises(ValueError, match="no regular file"):
+        cache.save(tmp_path)
+
+
 def test_an_empty_cache_has_nothing_to_save(tmp_path):
     cache = PagedCache(families.build("llama").config)
     with pytest.raises(ValueError, match="save: the cache holds no tokens"):
