@@ -19,7 +19,8 @@ type Batch struct {
 	Tokens []int32
 	// Positions given by the caller, int32 [T] or [sections, T]; nil: those of the tokens.
 	Positions *Tensor
-	// CrossLengths are the encoder tokens that this forward writes for each sequence. nil: none.
+	// CrossLengths are the encoder tokens that this forward writes for each sequence. Those of a sequence without
+	// tokens replace the ones of before, which an abort does not bring back. nil: none.
 	CrossLengths []int64
 	// Stream is the address of the CUDA stream of all work until the end; 0: the legacy default stream. The CPU
 	// looks at none.

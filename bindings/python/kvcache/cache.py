@@ -296,7 +296,8 @@ class Cache(DebugAccess):
         `stream`: of all work until the end. `replay`: the step is computed by launching the CUDA graph that an earlier one of its shape was
         captured in (docs/cuda.md); calls on layers are refused. `partial`: it may end without K and V in every layer, and publishes
         nothing; without it such an end is refused where the library alone writes the pool. `whole_spans`: spans that end behind the tokens
-        of their sequence are refused, not cut.
+        of their sequence are refused, not cut. `cross_lengths`: encoder tokens that it writes, once per sequence; those of a sequence without
+        tokens replace the ones of before, which an abort does not bring back.
         """
         if not hasattr(seqs, "__len__"):
             seqs = _listed(seqs)

@@ -66,7 +66,8 @@ impl<'a> Batch<'a> {
         self
     }
 
-    /// Encoder tokens that this forward writes to the CROSS layers of each sequence.
+    /// Encoder tokens that this forward writes to the CROSS layers of each sequence. Those of a
+    /// sequence without tokens replace the ones of before, which an abort does not bring back.
     #[must_use]
     pub fn cross_lengths(mut self, cross_lengths: &'a [i64]) -> Self {
         self.cross_lengths = Some(cross_lengths);
