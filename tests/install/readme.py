@@ -287,6 +287,12 @@ def main():
         shown, tested = snippets("README.md", language), snippets(f"bindings/{language}/README.md", language)
         if not shown or any(text not in tested for text in shown):
             sys.exit(f"readme: the {language} of README.md is not that of bindings/{language}/README.md")
+    # rustdoc and `go test` run these.
+    examples = {"rust": "bindings/rust/kvcache/src/lib.rs", "go": "bindings/go/example_test.go"}
+    for language, path in examples.items():
+        text = re.sub(r"^//! ?", "", (ROOT / path).read_text(), flags=re.M)
+        if any(shown not in text for shown in snippets(f"bindings/{language}/README.md", language)):
+            sys.exit(f"readme: the {language} of bindings/{language}/README.md is not in {path}")
 
 
 if __name__ == "__main__":

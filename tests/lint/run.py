@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 CHECKS = ["format", "columns", "layering", "header_docs", "file_size", "class_width", "words", "walks", "no_print", "tree_text",
-          "links"]
+          "links", "snippets"]
 SKIPPED = 77
 
 folder = pathlib.Path(__file__).resolve().parent

@@ -7,6 +7,7 @@
 //! ```
 //! use kvcache::{AttnOptions, Batch, Cache, Config, DType, Layer, TensorMut, TensorRef};
 //!
+//! // Without .dtype(DType::F32) K and V are stored as bfloat16, which a float32 reference would show.
 //! let layers = vec![Layer::attention(8, 2, 64).dtype(DType::F32); 4]; // 8 query heads share 2 key heads
 //! let mut cache = Cache::with_config(&Config::new(layers).num_pages(256))?;
 //! cache.add(0)?;
