@@ -181,10 +181,22 @@ class Life {
     KVC_FUZZ_CHECK(fwd_ == nullptr);
     fwd_ = fwd;
     before_forward_ = before;
-    is_alone_ = true;
+    is_alone_ = desc.cross_lengths == nullptr || !replaces_encoder_tokens(before, seqs, cross);
     num_tokens_ = kvc_forward_num_tokens(fwd);
     KVC_FUZZ_CHECK(num_tokens_ == total);
     if (has_rows_ && !input_.one_in(6)) append();
+  }
+
+  // An abort does not bring those of before back.
+  static bool replaces_encoder_tokens(const CacheState& before, const std::array<kvc_seq, 3>& seqs,
+                                      const std::array<int64_t, 3>& cross) {
+    for (size_t i = 0; i < before.seqs.size(); ++i) {
+      for (size_t j = 0; j < seqs.size(); ++j) {
+        if (before.seqs[i] == seqs[j] && before.infos[i].cross_length > 0 && cross[j] > 0)
+          return true;
+      }
+    }
+    return false;
   }
 
   // K and V of the attention layers, so that a forward may end where the library alone writes the
@@ -372,7 +384,8 @@ class Life {
   kvc_forward* fwd_ = nullptr;
   kvc_forward* dead_ = nullptr;
   CacheState before_forward_;
-  bool is_alone_ = false;  // No other call has changed the cache since the forward began.
+  // Nothing but the open forward has changed the cache, and an abort can undo that.
+  bool is_alone_ = false;
   int64_t num_tokens_ = 0;
   uint64_t last_event_ = 0;
 };
