@@ -105,20 +105,20 @@ kernels::TokenRows rows_at(const DLTensor& tensor, DType dtype, int token_dimens
           .dtype = dtype};
 }
 
-// As DLPack calls it, without its prefix.
+// As DLPack calls it, without its prefix. By number: a package may bring a part of dlpack.h alone.
 const char* device_type_name(int32_t type) {
   switch (type) {
     case kDLCPU: return "CPU";
     case kDLCUDA: return "CUDA";
     case kDLCUDAHost: return "CUDAHost";
-    case kDLOpenCL: return "OpenCL";
-    case kDLVulkan: return "Vulkan";
-    case kDLMetal: return "Metal";
-    case kDLROCM: return "ROCM";
-    case kDLROCMHost: return "ROCMHost";
-    case kDLCUDAManaged: return "CUDAManaged";
-    case kDLOneAPI: return "OneAPI";
-    case kDLWebGPU: return "WebGPU";
+    case 4: return "OpenCL";
+    case 7: return "Vulkan";
+    case 8: return "Metal";
+    case 10: return "ROCM";
+    case 11: return "ROCMHost";
+    case 13: return "CUDAManaged";
+    case 14: return "OneAPI";
+    case 15: return "WebGPU";
     default: return "unknown";
   }
 }
