@@ -428,8 +428,8 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
   }
   for (size_t i = 0; needed.spare_pages > 0 && i < entries_.size(); ++i)
     sequences.trimmer().drop_spare(*entries_[i].sequence, entries_[i].new_stored(false));
-  for (BatchEntry& entry : entries_) {
-    if (entry.replaces_cross) drop_cross(entry, plan.spec(), sequences, allocator);
+  for (size_t i = 0; num_cross_rows_ > 0 && i < entries_.size(); ++i) {
+    if (entries_[i].replaces_cross) drop_cross(entries_[i], plan.spec(), sequences, allocator);
   }
   if (needed.pages > allocator.num_free()) index.eviction().evict_for(needed.pages, stream);
   if (states.to_evict(needed.state_slots) > 0)
@@ -466,18 +466,14 @@ void Batch::learn_tokens(const BatchEntry& entry) noexcept {
   }
 }
 
+// Slots of the pages that begin() takes, less those that the new tokens fill in every layer group.
 int64_t Batch::count_unused_slots(const Spec& spec) const {
   int64_t more = 0;
-  for (const BatchEntry& entry : entries_) {
-    for (size_t group = 0; group < num_groups_; ++group) {
-      const GroupSpec& of_group = spec.groups[group];
-      const int64_t pages = entry.change_begin < 0 ? 0
-                                                   : change(entry, group).new_num_pages -
-                                                         change(entry, group).old_num_pages;
-      more += pages * of_group.page_size -
-              (of_group.is_cross ? entry.cross_length : entry.append_length);
-    }
+  for (size_t i = 0; i < changes_.size(); ++i) {
+    more += (changes_[i].new_num_pages - changes_[i].old_num_pages) *
+            spec.groups[i % num_groups_].page_size;
   }
+  for (const GroupSpec& group : spec.groups) more -= group.is_cross ? num_cross_rows_ : num_rows_;
   return more;
 }
 
@@ -548,6 +544,7 @@ bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept {
 void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states,
                    const Spec& spec, Publisher& publisher, const Written& written,
                    CallStream stream) noexcept {
+  SequenceTotals appended;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;
@@ -558,7 +555,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     }
     sequence.cross_length += entry.cross_length;
     if (entry.is_tree) {
-      sequences.add_to_totals({.tree_nodes = entry.append_length});
+      appended.tree_nodes += entry.append_length;
       if (!written.rows) sequence.tree.mark_unwritten(entry.old_nodes);
       continue;
     }
@@ -566,7 +563,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     if (!written.rows)
       sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length);
     sequence.length += entry.append_length;
-    sequences.add_to_totals({.length = entry.append_length});
+    appended.length += entry.append_length;
     if (states.is_used()) {
       states.drop_ref(written.states ? sequence.state : entry.new_state);
       if (written.states) sequence.state = entry.new_state;
@@ -578,6 +575,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     if (!tokens_.empty() && written.publishes) publisher.publish(sequence, stream);
     sequences.trimmer().drop_hidden(sequence);
   }
+  sequences.add_to_totals(appended);
   finish();
 }
 
