@@ -15,8 +15,8 @@ PageMoves::PageMoves(CacheCore& core, int64_t limit) : core_(core), limit_(limit
 }
 
 void PageMoves::copy() noexcept {
-  // Cached pages above are not worth a copy. Without them, as many pages are free below the limit
-  // as have to move once all that is cut off could be free.
+  // Cached pages above are not worth a copy. Once as many pages are free as are cut off, those
+  // below the limit suffice for the pages that move.
   for (PageId page = core_.allocator.first_indexed(limit_); page != kNoPage;
        page = core_.allocator.first_indexed(page + 1)) {
     if (core_.allocator.refs(page) == 0) core_.index.eviction().forget_page(page);
@@ -35,6 +35,7 @@ PageId PageMoves::target(PageId page) const noexcept {
 
 void PageMoves::run() noexcept {
   copy();
+  if (from_.empty()) return;
   core_.sequences.for_each([&](Sequence& sequence) {
     if (sequence.is_swapped) return;
     sequence.invalidate_tables();
