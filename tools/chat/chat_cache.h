@@ -43,8 +43,8 @@ class ChatCache final : public llm::Attention {
   int64_t length(kvc_seq seq) const;
 
   // To a state file and back. `model` names weights and storage: a file of another one is refused.
-  // A file may hold a conversation alone, or with its beginnings, ascending: the earlier states to
-  // which it can return. Pages that they share are in it once.
+  // A file may hold a conversation alone, or with its beginnings, ascending: states to return to.
+  // Pages that they share are in it once.
   void save(kvc_seq seq, std::span<const kvc_seq> beginnings, const std::string& path,
             const std::string& model);
   // The conversation gets the id `first`, its beginnings the ids behind it. Returns how many.
