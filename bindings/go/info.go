@@ -240,6 +240,7 @@ type Stats struct {
 	EventsLost        uint64     // overwritten before they were polled
 	CosSinBytes       uint64     // on the host: cos and sin of layers that rotate K on read
 	StateSlotsCached  int64      // states that the prefix index alone keeps; they give way to those of sequences
+	HostBytes         uint64     // host memory allocated for this cache, all pages of a pool on the CPU and of the host pool included, written or not
 	ValuesSaturated   uint64     // elements of K and V that were clipped when they were stored with a scale of their tensor; on the CPU
 	BlockLifetime     [32]uint64 // evicted blocks by time in the index: bucket i counts 2^i milliseconds and more
 	BlockIdle         [32]uint64 // evicted blocks by time since their last use
@@ -295,6 +296,7 @@ func goStats(c *C.kvc_stats) *Stats {
 		EventsLost:        uint64(c.events_lost),
 		CosSinBytes:       uint64(c.cos_sin_bytes),
 		StateSlotsCached:  int64(c.state_slots_cached),
+		HostBytes:         uint64(c.host_bytes),
 		ValuesSaturated:   uint64(c.values_saturated),
 	}
 	for i := range out.BlockLifetime {

@@ -5,10 +5,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <vector>
 
 namespace kvc {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
+
+// What a vector has allocated. kvc_stats.host_bytes is the sum of such functions, each named
+// host_bytes(): they count what an object has beside its own size, and what it asked for, without
+// what the heap adds.
+template <typename T, typename Allocator>
+int64_t host_bytes(const std::vector<T, Allocator>& values) noexcept {
+  return static_cast<int64_t>(values.capacity() * sizeof(T));
+}
 
 // Address space that costs nothing until a part is made usable and written. It works in pages. From
 // 2 MiB on it is aligned to them and advises huge pages.
@@ -79,10 +88,17 @@ class AlignedBuffer {
   // As ReservedMemory::discard, of all of it.
   int64_t discard() noexcept;
   std::byte* data() const { return data_; }
+  int64_t host_bytes() const { return static_cast<int64_t>(bytes_); }
 
  private:
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };
+
+inline int64_t buffer_bytes(const std::vector<AlignedBuffer>& buffers) {
+  int64_t bytes = host_bytes(buffers);
+  for (const AlignedBuffer& buffer : buffers) bytes += buffer.host_bytes();
+  return bytes;
+}
 
 }  // namespace kvc

@@ -50,7 +50,7 @@ class Audit {
   std::vector<int32_t> state_refs_, host_state_refs_;
   std::vector<uint8_t> slot_seen_;
   SequenceTotals totals_;
-  int64_t num_swapped_ = 0, num_in_forward_ = 0;
+  int64_t num_swapped_ = 0, num_in_forward_ = 0, sequence_bytes_ = 0;
 };
 
 void Audit::count_page(const Sequence& sequence, PageId page) {
@@ -173,6 +173,12 @@ void Audit::check_sequence(const Sequence& sequence) {
           sequence.tables[group].pages.size() * core_.group(group).page_size - stored;
   }
   check_ids(sequence);
+  sequence_bytes_ += sequence.counted_bytes;
+  if (sequence.counted_bytes != sequence.host_bytes()) {
+    fail_with(KVC_E_CORRUPT, sequence.id,
+              "sequence %lld has %lld bytes of host memory recorded, its vectors have %lld",
+              ll(sequence.id), ll(sequence.counted_bytes), ll(sequence.host_bytes()));
+  }
 }
 
 // Pages that a forward has replaced keep their reference until it ends.
@@ -203,6 +209,10 @@ void Audit::check_totals() const {
          "%lld and %lld",
          ll(recorded.length), ll(recorded.tree_nodes), ll(recorded.unused_slots),
          ll(totals_.length), ll(totals_.tree_nodes), ll(totals_.unused_slots));
+  }
+  if (sequence_bytes_ != core_.sequences.sequence_bytes()) {
+    fail(KVC_E_CORRUPT, "%lld bytes of sequences recorded, counted %lld",
+         ll(core_.sequences.sequence_bytes()), ll(sequence_bytes_));
   }
 }
 

@@ -138,6 +138,7 @@ kvc_stats Cache::stats() const {
   stats.pages_swapped_in = core.counters.pages_swapped_in;
   stats.copy_runs = core.device->num_copy_runs();
   stats.cos_sin_bytes = static_cast<uint64_t>(core.engine->cos_sin_bytes());
+  stats.host_bytes = static_cast<uint64_t>(core.host_bytes()) + sizeof *this;
   stats.values_saturated = core.counters.values_saturated + core.engine->values_saturated();
   return stats;
 }

@@ -77,6 +77,7 @@ CacheCore::CacheCore(std::shared_ptr<const Plan> planned)
       sequences(&allocator, &states, &host.allocator(), &host_states, plan->spec(),
                 index.block_tokens()),
       forward(plan->spec()) {
+  count_forward_bytes();
   log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads",
       ll(plan->num_pages()), ll(plan->layout().page_bytes), device->name(), device->num_threads());
 }
@@ -94,6 +95,13 @@ CacheCore::Executors CacheCore::make_executors() {
   made.order = &cuda->order();
   made.device = std::move(cuda);
   return made;
+}
+
+int64_t CacheCore::host_bytes() const {
+  return static_cast<int64_t>(sizeof *this) + pool.host_bytes() + allocator.host_bytes() +
+         states.host_bytes() + host.host_bytes() + host_states.host_bytes() + executor_bytes_ +
+         index.host_bytes() + tiers.host_bytes() + publisher.host_bytes() + sequences.host_bytes() +
+         forward_bytes_ + spare_histories.host_bytes();
 }
 
 void CacheCore::require_alive() const {

@@ -38,6 +38,7 @@ class SpareHistories {
       if (history.ids.capacity() > spare.ids.capacity()) std::swap(history.ids, spare.ids);
     }
   }
+  int64_t host_bytes() const { return spares_[0].host_bytes() + spares_[1].host_bytes(); }
   // Returns the larger one; its content is undefined.
   TokenHistory take() noexcept {
     std::swap(spares_[0], spares_[1]);
@@ -116,6 +117,14 @@ struct CacheCore {
   }
   // Nodes of the sequence's token tree, without those of the open forward.
   int64_t num_tree_nodes(const Sequence& sequence) const;
+  // kvc_stats.host_bytes. O(1).
+  int64_t host_bytes() const;
+  // A forward has begun or ended: calls on it, which may run beside host_bytes(), change what is
+  // counted here.
+  void count_forward_bytes() noexcept {
+    forward_bytes_ = forward.host_bytes();
+    if (!forward.is_open()) executor_bytes_ = engine->host_bytes() + device->host_bytes();
+  }
   void note_pages_used() {
     counters.pages_peak = std::max(counters.pages_peak, allocator.num_used());
   }
@@ -152,6 +161,9 @@ struct CacheCore {
  private:
   const Gpu* gpu() const { return found_gpu.table == nullptr ? nullptr : &found_gpu; }
   Executors make_executors();
+
+  int64_t forward_bytes_ = 0;   // As of the last begin or end of a forward.
+  int64_t executor_bytes_ = 0;  // As of the last end.
 };
 
 // The slot of a token in the pages of its table.

@@ -43,6 +43,7 @@ void CacheSequences::checkpoint(kvc_seq id) {
     core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks(),
                         !sequence.history.ids.empty());
   core_.sequences.checkpoints().take(sequence);
+  core_.sequences.count_bytes(sequence);
   // Nothing throws from here on.
   if (num_blocks != 0) core_.publisher.publish_state(sequence, kOwnStream);
 }

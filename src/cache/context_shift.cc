@@ -263,6 +263,7 @@ void ContextShift::check_positions() const {
 
 void ContextShift::run() {
   if (begin_ == end_ && (delta_ == 0 || num_moved_ == 0)) return;
+  const BytesRecount recount(core_.sequences, sequence_);
   std::vector<PositionSegment> segments = moved_segments();
   KeyLead lead;
   const Turn turn = plan_leads(&lead);

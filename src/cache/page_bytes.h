@@ -64,6 +64,7 @@ class Staging {
     }
   }
   std::byte* data() const { return pinned_.data() != nullptr ? pinned_.data() : plain_.data(); }
+  int64_t host_bytes() const { return pinned_.bytes() + plain_.host_bytes(); }
 
  private:
   PinnedMemory pinned_;

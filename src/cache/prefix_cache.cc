@@ -209,6 +209,7 @@ int64_t PrefixCache::insert(kvc_seq id, const PrefixQuery& query) {
   const auto num_blocks = static_cast<int64_t>(history.keys.size());
   core_.index.reserve(num_blocks - history.num_published, query.tokens != nullptr);
   std::swap(sequence.history, history);
+  core_.sequences.count_bytes(sequence);
   core_.spare_histories.keep(history);
   core_.publisher.publish(sequence, kOwnStream);
   const int64_t published = sequence.history.num_published;

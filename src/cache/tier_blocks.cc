@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "src/base/error.h"
+#include "src/base/memory.h"
 #include "src/base/sha256.h"
 #include "src/cache/cache_core.h"
 #include "src/plan/layout.h"
@@ -26,6 +27,13 @@ TierStore* TierBlocks::store(kvc_tier tier) const {
     if (attached.kind == tier) return attached.store.get();
   }
   return nullptr;
+}
+
+int64_t TierBlocks::host_bytes() const {
+  int64_t bytes = kvc::host_bytes(tiers_) + buffer_bytes(buffers_) +
+                  (staging_.has_value() ? staging_->host_bytes() : 0);
+  for (const Attached& tier : tiers_) bytes += tier.store->host_bytes();
+  return bytes;
 }
 
 void TierBlocks::describe_values() {

@@ -53,6 +53,7 @@ class TierBlocks final : public BlockSink {
   void detach(kvc_tier tier) noexcept;
   void detach_all() noexcept { tiers_.clear(); }
 
+  int64_t host_bytes() const;
   bool is_open() const noexcept override { return !empty(); }
   // Puts a published block into every tier that lacks it.
   void add(const NewBlock& block, CallStream stream) noexcept override;

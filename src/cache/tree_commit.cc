@@ -36,7 +36,8 @@ void reserve_blocks(CacheCore& core, const std::vector<Sequence*>& sequences) {
   for (Sequence* sequence : sequences) {
     if (sequence->tree.ids.empty()) continue;
     const int64_t most = sequence->tree.size();
-    sequence->history.reserve(most, core.index.block_tokens());
+    const BytesRecount recount(core.sequences, *sequence);
+    (void)sequence->history.reserve(most, core.index.block_tokens());
     num_blocks += (sequence->length + most) / block_tokens - sequence->length / block_tokens;
   }
   if (num_blocks != 0) core.index.reserve(num_blocks + core.forward.batch().num_new_blocks());

@@ -80,6 +80,8 @@ class Device {
   virtual const char* name() const = 0;
   // Threads of the CPU that may run a call; 0: a GPU runs it.
   virtual int32_t num_threads() const = 0;
+  // What calls keep for the next ones, pinned memory included. Not beside a call.
+  virtual int64_t host_bytes() const = 0;
   // Copies that copy_pages() has made, adjacent pages counted once.
   virtual uint64_t num_copy_runs() const = 0;
 

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "src/base/memory.h"
+
 namespace kvc {
 namespace {
 
@@ -71,6 +73,12 @@ std::byte* DeviceUploads::put(const void* data, int64_t bytes, cuda::Stream stre
   return put_filled(bytes, 0, stream, [&](std::byte* host, std::byte*) {
     if (bytes > 0) std::memcpy(host, data, static_cast<size_t>(bytes));
   });
+}
+
+int64_t DeviceUploads::host_bytes() const noexcept {
+  int64_t bytes = kvc::host_bytes(blocks_);
+  for (const Block& block : blocks_) bytes += block.host.bytes();
+  return bytes;
 }
 
 void DeviceUploads::finish(cuda::Stream stream) noexcept {

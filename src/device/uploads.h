@@ -33,6 +33,8 @@ class DeviceUploads {
     return reinterpret_cast<T*>(
         put(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), stream));
   }
+  // Pinned memory.
+  int64_t host_bytes() const noexcept;
   // All readers of the arrays are enqueued.
   void finish(cuda::Stream stream) noexcept;
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "src/base/math.h"
+#include "src/base/memory.h"
 
 namespace kvc {
 namespace {
@@ -222,6 +223,13 @@ PrefixSearchWork find_shared_prefixes(const PrefixCandidate* candidates, int64_t
                                       std::vector<CommonPrefix>* found) {
   return find_shared_prefixes({candidates, static_cast<size_t>(num_candidates)},
                               {shape.page_size, kTileKeys}, CpuPrice(shape, costs), found);
+}
+
+int64_t SharedEntries::host_bytes() const {
+  int64_t bytes =
+      kvc::host_bytes(prefixes_) + kvc::host_bytes(row_maps_) + kvc::host_bytes(row_positions_);
+  for (const SharedPrefix& prefix : prefixes_) bytes += kvc::host_bytes(prefix.members);
+  return bytes;
 }
 
 void SharedEntries::build(const std::vector<CommonPrefix>& found,

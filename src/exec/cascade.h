@@ -102,6 +102,7 @@ class SharedEntries {
   void build(const std::vector<CommonPrefix>& found, std::vector<kernels::AttnSequence>* sequences);
 
   const std::vector<SharedPrefix>& prefixes() const { return prefixes_; }
+  int64_t host_bytes() const;
 
  private:
   std::vector<SharedPrefix> prefixes_;

@@ -52,6 +52,8 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
+  // What calls keep for the next ones, pinned memory included. Not beside a call.
+  virtual int64_t host_bytes() const = 0;
   virtual uint64_t num_cascades() const = 0;
   virtual int64_t cos_sin_bytes() const = 0;      // kvc_stats.cos_sin_bytes.
   virtual uint64_t values_saturated() const = 0;  // By appends. 0 where nothing counts them.

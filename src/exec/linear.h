@@ -58,6 +58,8 @@ kernels::ConvParams read_conv(const ConvTensors& tensors, kvc_activation activat
 // Scratch of the workers, kept between calls so that a steady step allocates nothing.
 struct LinearWorkspace {
   std::vector<AlignedBuffer> scratch;
+
+  int64_t host_bytes() const { return buffer_bytes(scratch); }
 };
 
 // Runs all heads (or channels) of params.sequences[0, num_sequences). Memory is secured before

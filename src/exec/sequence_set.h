@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/params.h"
+#include "src/base/memory.h"
 #include "src/step/forward.h"
 
 namespace kvc {
@@ -49,6 +50,12 @@ class SequenceSet {
              const std::vector<Span>* spans, HostCosSin& cos_sin);
 
   const std::vector<kernels::AttnSequence>& sequences() const { return sequences_; }
+  int64_t host_bytes() const {
+    return kvc::host_bytes(sequences_) + kvc::host_bytes(first_rows_) +
+           kvc::host_bytes(key_begins_) + kvc::host_bytes(key_ends_) + kvc::host_bytes(masks_) +
+           kvc::host_bytes(positions_) + kvc::host_bytes(mask_begin_) +
+           kvc::host_bytes(position_begin_);
+  }
   // Q is rotated in two ways: AttnSequence::sink_q_end is set somewhere.
   bool has_two_q_rotations() const { return has_two_q_rotations_; }
 

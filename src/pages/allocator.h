@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/memory.h"
 #include "src/base/page.h"
 #include "src/pages/page_bitmap.h"
 
@@ -46,6 +47,10 @@ class PageAllocator {
   };
 
   int64_t num_pages() const { return static_cast<int64_t>(refs_.size()); }
+  int64_t host_bytes() const {
+    return kvc::host_bytes(refs_) + kvc::host_bytes(indexed_) + free_.host_bytes() +
+           freed_.host_bytes();
+  }
   int64_t num_free() const { return num_free_bits_ - num_withheld_; }
   int64_t num_cached() const { return num_cached_; }
   int64_t num_available() const { return num_free() + num_cached_; }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/base/math.h"
+#include "src/base/memory.h"
 
 namespace kvc {
 
@@ -24,6 +25,7 @@ class PageBitmap {
     words_.resize(num_words(num_pages), 0);
     summary_.resize(num_words(static_cast<int64_t>(words_.size())), 0);
   }
+  int64_t host_bytes() const { return kvc::host_bytes(words_) + kvc::host_bytes(summary_); }
   bool has(int64_t page) const { return (words_[word(page)] & bit(page)) != 0; }
   void add(int64_t page) noexcept {
     words_[word(page)] |= bit(page);

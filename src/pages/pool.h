@@ -109,6 +109,12 @@ class PagePool {
   void copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
                   int64_t to_offset) const noexcept;
   const std::shared_ptr<PoolMemory>& memory() const { return memory_; }
+  // All pages that the library has allocated in host memory, whether they were written or not.
+  int64_t host_bytes() const {
+    const bool is_on_host =
+        memory_ != nullptr && (device_ == nullptr || place_ == PoolPlace::kHost);
+    return kvc::host_bytes(regions_) + (is_on_host ? num_pages_ * plan_->layout().page_bytes : 0);
+  }
 
   // Keeps the contents of pages below min(old, new). Device pools only; the device is idle. Throws
   // NO_MEMORY, or BUSY when the memory would move while exports hold it; nothing has changed then.
@@ -169,6 +175,8 @@ class HostPool {
   // References to managed pages. Under any other use all pages are free here.
   PageAllocator& allocator() { return allocator_; }
   const PageAllocator& allocator() const { return allocator_; }
+
+  int64_t host_bytes() const { return pool_.host_bytes() + allocator_.host_bytes(); }
 
   HostUse use() const { return use_; }
   // Throws UNSUPPORTED when there are no pages, INVALID_STATE when the pool is used the other way.

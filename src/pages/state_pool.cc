@@ -45,6 +45,7 @@ void StateMemory::make(size_t slot) {
   const int64_t bytes = plan_->layout().state_slot_bytes;
   if (is_pinned_ && device_ != nullptr) {
     pinned_[slot] = PinnedMemory(*device_, bytes);
+    slot_bytes_ += bytes;
   } else if (device_ != nullptr) {
     const auto begin = static_cast<int64_t>(slot) * slot_stride();
     if (begin + slot_stride() > on_device_.bytes()) {
@@ -53,7 +54,9 @@ void StateMemory::make(size_t slot) {
     }
     on_device_.commit(begin, begin + slot_stride());
   } else {
+    slot_bytes_ -= host_[slot].host_bytes();
     host_[slot].ensure(static_cast<size_t>(bytes));
+    slot_bytes_ += host_[slot].host_bytes();
   }
 }
 

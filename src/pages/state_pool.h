@@ -49,6 +49,9 @@ class StateMemory {
   int64_t discard(StateSlot slot) noexcept {
     return host_.empty() ? 0 : host_[static_cast<size_t>(slot)].discard();
   }
+  int64_t host_bytes() const {
+    return slot_bytes_ + initial_.host_bytes() + kvc::host_bytes(host_) + kvc::host_bytes(pinned_);
+  }
 
  private:
   void fill_initial();
@@ -61,6 +64,7 @@ class StateMemory {
   AlignedBuffer initial_;
   std::vector<AlignedBuffer> host_;   // [slot]
   std::vector<PinnedMemory> pinned_;  // [slot]
+  int64_t slot_bytes_ = 0;            // All slots in host memory.
   DeviceReservation on_device_;       // All slots.
   DeviceMemory initial_on_device_;
 };
@@ -87,6 +91,10 @@ class StatePool {
   const StateMemory& memory() const { return memory_; }
   bool is_used() const { return is_used_; }  // Some layer is of kind STATE.
   int64_t slot_pages() const { return slot_pages_; }
+  int64_t host_bytes() const {
+    return memory_.host_bytes() + kvc::host_bytes(refs_) + kvc::host_bytes(free_) +
+           kvc::host_bytes(indexed_);
+  }
   int64_t num_slots() const { return static_cast<int64_t>(refs_.size()); }
   int64_t num_used() const { return num_used_; }
   int64_t num_cached() const { return num_cached_; }

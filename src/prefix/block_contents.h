@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/base/memory.h"
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
 #include "src/prefix/block_tree.h"
@@ -30,6 +31,7 @@ class BlockContents {
 
   // Makes room for all pages of the allocator. Throws std::bad_alloc.
   void reserve();
+  int64_t host_bytes() const { return kvc::host_bytes(owners_); }
   // The node that a device page belongs to.
   NodeId owner(PageId page) const noexcept { return owners_[page]; }
   bool is_new_page(PageId page) const noexcept {

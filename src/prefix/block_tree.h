@@ -106,6 +106,10 @@ class NodePool {
   // `with_tokens`. Throws std::bad_alloc.
   void reserve(int64_t count, bool with_tokens);
   int64_t capacity() const { return static_cast<int64_t>(capacity_); }
+  int64_t host_bytes() const {
+    return kvc::host_bytes(nodes_) + kvc::host_bytes(places_) +
+           static_cast<int64_t>(token_capacity_ * block_tokens_ * sizeof(int32_t));
+  }
   int64_t num_used() const { return num_used_; }
   bool has_room() const { return unused_ != kNoNode || nodes_.size() < capacity_; }
   int64_t num_made() const { return static_cast<int64_t>(nodes_.size()); }  // Bound of all ids.
@@ -178,6 +182,9 @@ struct BlockTree {
   explicit BlockTree(const Plan& plan)
       : shape(plan), nodes(shape.pages_per_block, shape.block_tokens) {}
 
+  int64_t host_bytes() const {
+    return nodes.host_bytes() + keys.host_bytes() + spaces.host_bytes();
+  }
   // Makes room for `num_blocks` more blocks, with token ids when `with_tokens`. `pool_blocks`:
   // blocks that the page pool holds, the least room of an index that holds any. Throws
   // std::bad_alloc.

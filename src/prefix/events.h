@@ -30,6 +30,7 @@ class EventLog {
   explicit EventLog(int64_t capacity);
 
   bool is_used() const { return capacity_ != 0; }
+  int64_t host_bytes() const { return ring_.host_bytes(); }
   void record(const Event& event) noexcept;
   // Gives the oldest event that was not polled, and its number. Returns false when there is none.
   bool poll(Event* out, uint64_t* number) noexcept;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/base/memory.h"
 #include "src/prefix/events.h"
 
 namespace kvc {
@@ -30,6 +31,7 @@ class EvictionHeap {
   // Makes room for so many entries; the owner of `positions` grows those. Throws std::bad_alloc.
   void reserve(size_t entries) { entries_.reserve(entries); }
   size_t capacity() const { return entries_.capacity(); }
+  int64_t host_bytes() const { return kvc::host_bytes(entries_); }
 
   bool empty() const { return size_ == 0; }  // Parked nodes aside.
   size_t size() const { return entries_.size(); }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "src/base/memory.h"
+
 namespace kvc {
 namespace {
 
@@ -46,9 +48,29 @@ void EvictionOrder::reserve(int64_t num_blocks) {
   for (int32_t id = 0; id < tree_->spaces.num_made(); ++id) {
     const Namespace& space = tree_->spaces[id];
     const auto wanted = static_cast<size_t>(space.num_nodes + num_blocks);
-    if (space.is_used && space.leaves != nullptr && space.leaves->capacity() < wanted)
+    if (space.is_used && space.leaves != nullptr && space.leaves->capacity() < wanted) {
+      const int64_t before = space.leaves->host_bytes();
       space.leaves->reserve(2 * wanted);
+      quota_heap_bytes_ += space.leaves->host_bytes() - before;
+    }
   }
+}
+
+void EvictionOrder::count_quota_heaps() noexcept {
+  quota_heap_bytes_ = 0;
+  for (int32_t id = 0; id < tree_->spaces.num_made(); ++id) {
+    const Namespace& space = tree_->spaces[id];
+    if (space.leaves == nullptr) continue;
+    quota_heap_bytes_ += static_cast<int64_t>(sizeof(EvictionHeap)) + space.leaves->host_bytes();
+  }
+}
+
+int64_t EvictionOrder::host_bytes() const {
+  int64_t bytes = leaves_.host_bytes() + states_.host_bytes() + host_blocks_.host_bytes() +
+                  kvc::host_bytes(windows_) + kvc::host_bytes(quota_positions_) + quota_heap_bytes_;
+  for (const std::unique_ptr<Order>& order : windows_)
+    bytes += static_cast<int64_t>(sizeof(Order)) + order->host_bytes();
+  return bytes;
 }
 
 void EvictionOrder::settle(NodeId node, bool may_be_leaf) noexcept {

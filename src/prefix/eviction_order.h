@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "src/base/memory.h"
 #include "src/prefix/block_tree.h"
 #include "src/prefix/eviction_heap.h"
 
@@ -43,6 +44,9 @@ class EvictionOrder {
   std::unique_ptr<EvictionHeap> make_quota_heap() {
     return std::make_unique<EvictionHeap>(&quota_positions_);
   }
+  // Quotas have come, gone or got room. O(namespaces).
+  void count_quota_heaps() noexcept;
+  int64_t host_bytes() const;
   bool is_in_quota_heap(NodeId node) const noexcept { return quota_positions_[node] >= 0; }
 
   EvictionHeap& leaves() noexcept { return leaves_.heap; }
@@ -84,6 +88,8 @@ class EvictionOrder {
   struct Order {
     std::vector<int32_t> positions;
     EvictionHeap heap{&positions};
+
+    int64_t host_bytes() const { return kvc::host_bytes(positions) + heap.host_bytes(); }
   };
 
   void hand_up(const Node& leaving) noexcept;
@@ -96,6 +102,7 @@ class EvictionOrder {
   Order states_;                                 // Without memory when no layer has states.
   Order host_blocks_;
   std::vector<int32_t> quota_positions_;  // Places of nodes in Namespace::leaves.
+  int64_t quota_heap_bytes_ = 0;          // Sum over all Namespace::leaves.
   uint64_t stamp_ = 0;                    // The newest stamp: ticks since `start_`, made unique.
   int64_t start_;
 };

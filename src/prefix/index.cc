@@ -182,6 +182,7 @@ void PrefixIndex::set_quota(const BlockKey& root, uint64_t max_bytes, CallStream
     order_.renew_ranks(node);
     order_.settle(node);
   }
+  order_.count_quota_heaps();
   if (max_bytes == 0) {
     spaces.drop_if_empty(id);
     return;

@@ -109,6 +109,10 @@ class PrefixIndex {
   // Forgets everything but quotas. Call it before the allocator and the states are cleared.
   void reset() noexcept;
 
+  int64_t host_bytes() const {
+    return tree_.host_bytes() + contents_.host_bytes() + order_.host_bytes() +
+           events_.log().host_bytes() + metrics_.host_bytes();
+  }
   // Sets the fields prefix_*, recent_*, block_* and events_*.
   void add_stats(kvc_stats* stats) const noexcept;
   // Recounts everything. Throws CORRUPT. Adds the reference of each pin to both arrays.

@@ -76,6 +76,7 @@ class KeyTable {
     }
     slots_[hole] = kEmpty;
   }
+  int64_t host_bytes() const { return kvc::host_bytes(slots_); }
   void clear() noexcept { std::fill(slots_.begin(), slots_.end(), kEmpty); }
   int64_t count() const noexcept {
     int64_t used = 0;

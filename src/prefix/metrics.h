@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kvcache.h"
+#include "src/base/memory.h"
 
 namespace kvc {
 
@@ -24,6 +25,7 @@ class PrefixMetrics {
     count(&idle_, idle);
   }
   void fill(kvc_stats* stats) const noexcept;
+  int64_t host_bytes() const { return kvc::host_bytes(recent_); }
 
   uint64_t stored = 0;
   uint64_t duplicates = 0;

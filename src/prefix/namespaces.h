@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "src/base/memory.h"
 #include "src/prefix/eviction_heap.h"
 #include "src/prefix/key_table.h"
 #include "src/prefix/keys.h"
@@ -33,6 +34,9 @@ class Namespaces {
   const Namespace& operator[](int32_t id) const { return records_[id]; }
   int32_t num_made() const { return static_cast<int32_t>(records_.size()); }  // Bound of all ids.
   int64_t num_quotas() const { return num_quotas_; }
+  int64_t host_bytes() const {  // Without the heaps of quotas.
+    return kvc::host_bytes(records_) + table_.host_bytes();
+  }
 
   int32_t find(const BlockKey& root) const noexcept;  // -1: none.
   bool has_room() const { return unused_ != -1 || records_.size() < records_.capacity(); }

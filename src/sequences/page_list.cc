@@ -4,9 +4,11 @@
 
 namespace kvc {
 
-void PageList::make_room(int64_t size) {
+bool PageList::make_room(int64_t size) {
   const auto wanted = static_cast<size_t>(size - (gap_end_ - gap_begin_));
-  if (wanted > entries_.capacity()) entries_.reserve(std::max(wanted, entries_.capacity() * 2));
+  if (wanted <= entries_.capacity()) return false;
+  entries_.reserve(std::max(wanted, entries_.capacity() * 2));
+  return true;
 }
 
 void PageList::cut_gap(int64_t size) noexcept {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/params.h"
+#include "src/base/memory.h"
 #include "src/pages/allocator.h"
 
 namespace kvc {
@@ -39,8 +40,9 @@ class PageList {
     for (int64_t place = begin; place < end; ++place) out->push_back((*this)[place]);
   }
 
-  // Room for `size` places; at least doubles it. Throws std::bad_alloc.
-  void make_room(int64_t size);
+  int64_t host_bytes() const { return kvc::host_bytes(entries_); }
+  // Room for `size` places; at least doubles it. Returns whether it had to. Throws std::bad_alloc.
+  bool make_room(int64_t size);
   // A place outside the gap.
   void set(int64_t place, PageId page) noexcept {
     PageId& entry = entries_[place < gap_begin_ ? place : place - (gap_end_ - gap_begin_)];

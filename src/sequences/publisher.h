@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "src/base/memory.h"
 #include "src/device/device.h"
 #include "src/pages/allocator.h"
 #include "src/plan/spec.h"
@@ -40,6 +41,7 @@ class Publisher {
         pages_(static_cast<size_t>(index->blocks().shape.pages_per_block)) {}
 
   PrefixIndex& index() const { return *index_; }
+  int64_t host_bytes() const { return kvc::host_bytes(pages_); }
   // Pages copied so that a block could have pages of its own.
   uint64_t num_copies() const { return num_copies_; }
 

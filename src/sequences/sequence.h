@@ -9,6 +9,7 @@
 
 #include "kvcache.h"
 #include "src/base/math.h"
+#include "src/base/memory.h"
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
 #include "src/prefix/keys.h"
@@ -28,6 +29,10 @@ struct TokenTree {
 
   int64_t size() const { return static_cast<int64_t>(parents.size()); }
   bool empty() const { return parents.empty(); }
+  int64_t host_bytes() const {
+    return kvc::host_bytes(parents) + kvc::host_bytes(depths) + kvc::host_bytes(ids) +
+           kvc::host_bytes(unwritten);
+  }
 
   // Call it after reserve().
   void add(int32_t parent) noexcept {
@@ -47,11 +52,14 @@ struct TokenTree {
     if (ids.size() > static_cast<size_t>(nodes)) ids.resize(nodes);
     if (unwritten.size() > static_cast<size_t>(nodes)) unwritten.resize(nodes);
   }
-  void reserve(int64_t nodes) {
+  // Returns whether there was less room.
+  bool reserve(int64_t nodes) {
+    const int64_t before = host_bytes();
     parents.reserve(nodes);
     depths.reserve(nodes);
     ids.reserve(nodes);
     unwritten.reserve(nodes);
+    return host_bytes() != before;
   }
 };
 
@@ -91,15 +99,19 @@ struct TokenHistory {
     cut(0, 1);
     has_diverged = true;
   }
-  // Makes room for `count` more tokens. Throws std::bad_alloc.
-  void reserve(int64_t count, int32_t block_tokens) {
+  // Makes room for `count` more tokens. Returns whether there was less. Throws std::bad_alloc.
+  bool reserve(int64_t count, int32_t block_tokens) {
     const auto grow = [](auto& values, size_t more) {
-      if (values.size() + more > values.capacity())
-        values.reserve(std::max(values.size() + more, values.capacity() * 2));
+      if (values.size() + more <= values.capacity()) return false;
+      values.reserve(std::max(values.size() + more, values.capacity() * 2));
+      return true;
     };
-    grow(ids, static_cast<size_t>(count));
-    grow(keys, static_cast<size_t>((num_known + count) / block_tokens) - keys.size());
+    const bool has_grown = grow(ids, static_cast<size_t>(count));
+    return grow(keys, static_cast<size_t>((num_known + count) / block_tokens) - keys.size()) ||
+           has_grown;
   }
+  // Extra keys that several sequences share count in each.
+  int64_t host_bytes() const;
   // Call it after reserve(), with all earlier tokens known.
   void add(const int32_t* tokens, int64_t count, int32_t block_tokens) noexcept {
     ids.insert(ids.end(), tokens, tokens + count);
@@ -218,6 +230,10 @@ struct alignas(64) Sequence {
   // length.
   int64_t first_unwritten = kAllWritten;
   KeyLead lead;
+  int64_t counted_bytes = 0;  // Its part of SequenceTable::host_bytes().
+
+  // Itself included.
+  int64_t host_bytes() const;
 
   // Makes the sequence like new but keeps the memory of its vectors, the history aside.
   void recycle() noexcept {

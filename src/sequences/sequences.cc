@@ -6,9 +6,28 @@
 
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/base/memory.h"
 #include "src/sequences/visibility.h"
 
 namespace kvc {
+
+int64_t TokenHistory::host_bytes() const {
+  int64_t bytes = kvc::host_bytes(keys) + kvc::host_bytes(ids);
+  if (extra == nullptr) return bytes;
+  bytes += static_cast<int64_t>(sizeof *extra) + kvc::host_bytes(*extra);
+  const size_t inside = std::string().capacity();  // Short keys lie in the string itself.
+  for (const ExtraKey& key : *extra)
+    bytes += key.data.capacity() > inside ? static_cast<int64_t>(key.data.capacity()) + 1 : 0;
+  return bytes;
+}
+
+int64_t Sequence::host_bytes() const {
+  int64_t bytes = static_cast<int64_t>(sizeof *this) + kvc::host_bytes(tables) +
+                  kvc::host_bytes(segments) + kvc::host_bytes(checkpoints) + tree.host_bytes() +
+                  history.host_bytes();
+  for (const PageTable& table : tables) bytes += table.pages.host_bytes();
+  return bytes;
+}
 
 void fail_duplicate(kvc_seq id) {
   fail_with(KVC_E_INVALID_ARGUMENT, id, "sequence %lld appears twice in seqs: ids must be distinct",
@@ -181,6 +200,7 @@ Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
   Sequence& created = *sequence;
   slots_[slot] = std::move(sequence);
   map_.insert(&created);
+  count_bytes(created);
   return created;
 }
 
@@ -216,6 +236,7 @@ void SequenceTable::remove(kvc_seq id) {
   PageAllocator& pages = sequence.is_swapped ? *host_allocator_ : *allocator_;
   StatePool& states = sequence.is_swapped ? *host_states_ : *states_;
   totals_ += -totals_of(sequence);
+  sequence_bytes_ -= sequence.counted_bytes;
   for (PageTable& table : sequence.tables) TableTrimmer::cut(table, 0, pages);
   states.drop_ref(sequence.state);
   for (const Checkpoint& checkpoint : sequence.checkpoints) states.drop_ref(checkpoint.slot);
@@ -316,6 +337,7 @@ void SequenceTable::clear() noexcept {
   free_slots_.clear();
   spare_.reset();
   totals_ = {};
+  sequence_bytes_ = 0;
   allocator_->clear();
   states_->clear();
   host_states_->clear();

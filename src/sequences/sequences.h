@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kvcache.h"
+#include "src/base/memory.h"
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
 #include "src/plan/spec.h"
@@ -25,6 +26,7 @@ namespace kvc {
 // nothing.
 class SequenceMap {
  public:
+  int64_t host_bytes() const { return kvc::host_bytes(cells_); }
   Sequence* find(kvc_seq id) const noexcept {
     if (cells_.empty()) return nullptr;
     for (size_t i = home(id);; i = (i + 1) & mask()) {
@@ -185,6 +187,7 @@ struct SequenceTotals {
 // 2. Each page of a table and each state of a sequence counts as one reference, on the host while
 //    the sequence is swapped out.
 // 3. totals_ is the sum of totals_of() over all sequences, and what the open batch adds to it.
+// 4. counted_bytes of a sequence are its host_bytes(), and sequence_bytes_ is the sum of them.
 //
 // Throws Error (NOT_FOUND, ALREADY_EXISTS, OUT_OF_RANGE, BUSY, INVALID_STATE, INVALID_ARGUMENT) or
 // std::bad_alloc; nothing has changed then.
@@ -241,6 +244,19 @@ class SequenceTable {
   // What a sequence outside the open forward adds to the totals.
   SequenceTotals totals_of(const Sequence& sequence) const;
 
+  int64_t host_bytes() const {
+    return sequence_bytes_ + map_.host_bytes() + kvc::host_bytes(slots_) +
+           kvc::host_bytes(free_slots_) + (spare_ == nullptr ? 0 : spare_->host_bytes());
+  }
+  // The sum of Sequence::counted_bytes.
+  int64_t sequence_bytes() const { return sequence_bytes_; }
+  // Call it when vectors of the sequence may have got other memory.
+  void count_bytes(Sequence& sequence) noexcept {
+    const int64_t bytes = sequence.host_bytes();
+    sequence_bytes_ += bytes - sequence.counted_bytes;
+    sequence.counted_bytes = bytes;
+  }
+
   TableTrimmer& trimmer() { return trimmer_; }
   const TableTrimmer& trimmer() const { return trimmer_; }
   Checkpoints& checkpoints() { return checkpoints_; }
@@ -268,22 +284,40 @@ class SequenceTable {
   std::vector<int32_t> free_slots_;
   std::unique_ptr<Sequence> spare_;  // A removed sequence, whose memory the next one reuses.
   SequenceTotals totals_;
+  int64_t sequence_bytes_ = 0;
 };
 
 // Counts a sequence again when what changes its length, its tree or its tables is done.
 class Recount {
  public:
-  Recount(SequenceTable& sequences, const Sequence& sequence) noexcept
+  Recount(SequenceTable& sequences, Sequence& sequence) noexcept
       : sequences_(sequences), sequence_(sequence) {
     sequences_.add_to_totals(-sequences_.totals_of(sequence_));
   }
-  ~Recount() { sequences_.add_to_totals(sequences_.totals_of(sequence_)); }
+  ~Recount() {
+    sequences_.add_to_totals(sequences_.totals_of(sequence_));
+    sequences_.count_bytes(sequence_);
+  }
   Recount(const Recount&) = delete;
   Recount& operator=(const Recount&) = delete;
 
  private:
   SequenceTable& sequences_;
-  const Sequence& sequence_;
+  Sequence& sequence_;
+};
+
+// The same for its memory alone, also when an exception ends what changes it.
+class BytesRecount {
+ public:
+  BytesRecount(SequenceTable& sequences, Sequence& sequence) noexcept
+      : sequences_(sequences), sequence_(sequence) {}
+  ~BytesRecount() { sequences_.count_bytes(sequence_); }
+  BytesRecount(const BytesRecount&) = delete;
+  BytesRecount& operator=(const BytesRecount&) = delete;
+
+ private:
+  SequenceTable& sequences_;
+  Sequence& sequence_;
 };
 
 std::vector<kvc_seq> sorted_ids(const SequenceTable& sequences);

@@ -332,8 +332,13 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
               ll(missing.state_slots));
   }
   num_groups_ = plan.spec().groups.size();
-  reserve_tables(states, plan.spec());
-  reserve_tokens(request, index);
+  try {
+    reserve_tables(states, plan.spec(), sequences);
+    reserve_tokens(request, index, sequences);
+  } catch (...) {
+    for (const BatchEntry& entry : entries_) sequences.count_bytes(*entry.sequence);
+    throw;
+  }
   int64_t reclaimed = 0;
   if (missing.reclaimable_slots > 0) {
     const int64_t slot_pages = states.slot_pages();
@@ -354,14 +359,15 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
   num_reclaimed_states_ = reclaimed;
 }
 
-void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
+void Batch::reserve_tables(const StatePool& states, const Spec& spec, SequenceTable& sequences) {
   StepDelta::TableWork work;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
+    bool has_grown = false;
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = entry.sequence->tables[group];
       const int64_t size = change(entry, group).new_num_pages;
-      table.pages.make_room(size);
+      if (table.pages.make_room(size)) has_grown = true;
       int64_t synced = std::min<int64_t>(table.synced_pages, change(entry, group).old_num_pages);
       if (change(entry, group).copies_last_page) {
         synced = std::min(synced, change(entry, group).old_num_pages - 1);
@@ -372,9 +378,13 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
     }
     // commit() cannot throw, so the arrays that it appends to need room.
     std::vector<Checkpoint>& checkpoints = entry.sequence->checkpoints;
-    if (states.is_used() && checkpoints.size() == checkpoints.capacity())
+    if (states.is_used() && checkpoints.size() == checkpoints.capacity()) {
       checkpoints.reserve(checkpoints.size() * 2 + 4);
-    if (entry.is_tree) entry.sequence->tree.reserve(entry.old_nodes + entry.append_length);
+      has_grown = true;
+    }
+    if (entry.is_tree && entry.sequence->tree.reserve(entry.old_nodes + entry.append_length))
+      has_grown = true;
+    if (has_grown) sequences.count_bytes(*entry.sequence);
   }
   copies_.clear();
   for (size_t group = 0; work.num_copies != 0 && group < num_groups_; ++group) {
@@ -394,7 +404,8 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
   num_delta_words_ = step_delta_.reserve(entries_, work, spec);
 }
 
-void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
+void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index,
+                           SequenceTable& sequences) {
   tokens_.clear();
   if (request.tokens == nullptr) return;
   prefix_block_ = index.block_tokens();
@@ -403,7 +414,7 @@ void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
   int64_t num_blocks = 0;
   for (const BatchEntry& entry : entries_) {
     TokenHistory& history = entry.sequence->history;
-    history.reserve(entry.append_length, prefix_block_);
+    if (history.reserve(entry.append_length, prefix_block_)) sequences.count_bytes(*entry.sequence);
     num_blocks +=
         (entry.old_length + entry.append_length) / prefix_block_ - entry.old_length / prefix_block_;
   }

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/base/memory.h"
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
 #include "src/plan/plan.h"
@@ -56,6 +57,7 @@ class StepDelta {
              const std::vector<PageCopy>& copies, const Spec& spec) noexcept;
 
   const std::vector<int32_t>& words() const { return words_; }
+  int64_t host_bytes() const { return kvc::host_bytes(words_); }
 
  private:
   int32_t columns_of(const std::vector<BatchEntry>& entries, const Spec& spec) const noexcept;
@@ -213,6 +215,11 @@ class Batch {
   int64_t num_cross_rows() const { return num_cross_rows_; }
   // Blocks that commit() may publish. The index has room for them.
   int64_t num_new_blocks() const { return num_new_blocks_; }
+  int64_t host_bytes() const {
+    return kvc::host_bytes(entries_) + kvc::host_bytes(changes_) +
+           kvc::host_bytes(reclaimed_states_) + kvc::host_bytes(copies_) +
+           kvc::host_bytes(taken_pages_) + step_delta_.host_bytes() + kvc::host_bytes(tokens_);
+  }
   bool has_trees() const { return has_trees_; }
   bool has_tokens() const { return !tokens_.empty(); }
   int64_t longest(bool is_cross) const;  // Tokens of the longest sequence, new ones included.
@@ -227,8 +234,8 @@ class Batch {
  private:
   void make_room(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
                  PageAllocator& allocator, StatePool& states, PrefixIndex& index);
-  void reserve_tables(const StatePool& states, const Spec& spec);
-  void reserve_tokens(const BatchRequest& request, PrefixIndex& index);
+  void reserve_tables(const StatePool& states, const Spec& spec, SequenceTable& sequences);
+  void reserve_tokens(const BatchRequest& request, PrefixIndex& index, SequenceTable& sequences);
   int64_t count_unused_slots(const Spec& spec) const;
   void drop_cross(BatchEntry& entry, const Spec& spec, SequenceTable& sequences,
                   PageAllocator& allocator) noexcept;

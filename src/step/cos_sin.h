@@ -81,6 +81,7 @@ class TokenCosSin {
   kernels::Rotation get(const RopeSpec& rope, const TokenPositions& tokens, Executor& executor);
   bool is_valid() const { return valid_; }
   void invalidate() { valid_ = false; }
+  int64_t host_bytes() const { return cos_.host_bytes() + sin_.host_bytes(); }
 
  private:
   AlignedBuffer cos_;
@@ -138,6 +139,9 @@ class KeyCosSin {
                                   const std::vector<int32_t>& positions, const PositionCosSin& near,
                                   Executor& executor);
   int64_t bytes() const { return static_cast<int64_t>(2 * rows_bytes_); }
+  int64_t host_bytes() const {
+    return cos_.host_bytes() + sin_.host_bytes() + kvc::host_bytes(positions_);
+  }
 
   uint64_t last_step = 0;  // The forward that used it last.
 

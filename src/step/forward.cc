@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "src/base/error.h"
+#include "src/base/memory.h"
 #include "src/step/page_tables.h"
 
 namespace kvc {
@@ -83,6 +84,14 @@ void Forward::opened(GivenPositions given, const ForwardFlags& flags) {
   positions_valid_ = false;
   std::fill(slots_valid_.begin(), slots_valid_.end(), uint8_t{0});
   written_.clear();
+}
+
+int64_t Forward::host_bytes() const {
+  int64_t bytes = batch_.host_bytes() + written_.host_bytes() + kvc::host_bytes(given_.values) +
+                  kvc::host_bytes(slots_) + kvc::host_bytes(slots_valid_) +
+                  kvc::host_bytes(positions_);
+  for (const std::vector<int64_t>& slots : slots_) bytes += kvc::host_bytes(slots);
+  return bytes;
 }
 
 const int64_t* Forward::slots(int32_t group) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/base/memory.h"
 #include "src/plan/spec.h"
 #include "src/step/batch.h"
 
@@ -39,6 +40,7 @@ class WrittenLayers {
     return state_set_[state_index(local_layer, state)] != 0;
   }
   bool any_state_set() const;
+  int64_t host_bytes() const { return kvc::host_bytes(appended_) + kvc::host_bytes(state_set_); }
 
  private:
   static size_t state_index(int32_t local_layer, int32_t state) {
@@ -106,6 +108,7 @@ class Forward {
 
   WrittenLayers& written() { return written_; }
   const WrittenLayers& written() const { return written_; }
+  int64_t host_bytes() const;
   bool is_partial() const { return flags_.is_partial; }
   bool has_whole_spans() const { return flags_.has_whole_spans; }
 

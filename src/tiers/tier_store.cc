@@ -147,6 +147,11 @@ TierStore::TierStore(std::unique_ptr<Tier> tier, const char* name, const ValueSh
 
 TierStore::~TierStore() { queue_.reset(); }
 
+int64_t TierStore::host_bytes() const {
+  return static_cast<int64_t>(sizeof *this + sizeof *queue_ + kKnown * sizeof known_[0]) +
+         queue_->host_bytes();
+}
+
 std::atomic<uint64_t>& TierStore::known_at(const TierKey& key) const noexcept {
   return known_[word_of(key, 0) % kKnown];
 }

@@ -70,6 +70,7 @@ class PutQueue {
   // Waits until all that was pushed is written. False: the deadline came first.
   bool wait(TierTime deadline) noexcept;
   uint64_t waiting_bytes() const noexcept;
+  int64_t host_bytes() const { return memory_.bytes() + kvc::host_bytes(ring_); }
 
  private:
   std::byte* slot(size_t index) const { return memory_.data() + index * slot_bytes_; }
@@ -121,6 +122,7 @@ class TierStore {
   void get(std::span<TierGet> gets, TierTime deadline) noexcept;
 
   void fill(kvc_tier_stats* stats) const noexcept;
+  int64_t host_bytes() const;
 
  private:
   struct Counters {

@@ -36,12 +36,12 @@ struct CacheState {
 };
 
 // Counters of calls that were answered "not now" or looked something up are left out: they count
-// refusals.
+// refusals. So is host memory: room that was made stays.
 inline CacheState state_of(const kvc_cache* cache) {
   CacheState state;
   state.stats.struct_size = sizeof state.stats;
   KVC_FUZZ_CHECK(kvc_cache_stats_get(cache, &state.stats, nullptr) == KVC_OK);
-  state.stats.no_pages = 0;
+  state.stats.no_pages = state.stats.host_bytes = 0;
   state.stats.step_bytes = state.stats.step_copies = 0;
   state.seqs = sequences_of(cache);
   state.infos.resize(state.seqs.size());

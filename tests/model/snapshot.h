@@ -54,7 +54,7 @@ inline Snapshot take_snapshot(const kvc_cache* cache, const kvc_forward* open, s
 }
 
 // Empty when equal, else what differs. Begins answered NO_PAGES are counted by a failing call and
-// not compared.
+// not compared. Room that it has made stays.
 inline std::string difference(const Snapshot& before, const Snapshot& after) {
   if (before.ids != after.ids) return "the list of sequences changed";
   for (size_t i = 0; i < before.infos.size(); ++i) {
@@ -65,6 +65,7 @@ inline std::string difference(const Snapshot& before, const Snapshot& after) {
   if (before.pages != after.pages) return "the pages of a sequence changed";
   kvc_stats stats = before.stats;
   stats.no_pages = after.stats.no_pages;
+  stats.host_bytes = after.stats.host_bytes;
   if (std::memcmp(&stats, &after.stats, sizeof stats) != 0) return "the stats changed";
   if (before.available_pages != after.available_pages ||
       before.total_length != after.total_length || before.is_empty != after.is_empty) {

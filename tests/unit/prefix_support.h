@@ -27,6 +27,7 @@ inline Label label_of(const BlockKey& key, int32_t index) {
 // Pages that hold a label each, on the device and on the host.
 class LabelDevice final : public Device {
  public:
+  int64_t host_bytes() const override { return 0; }
   LabelDevice(int64_t device_pages, int64_t host_pages)
       : device(static_cast<size_t>(device_pages), kPoison),
         host(static_cast<size_t>(host_pages), kPoison) {}

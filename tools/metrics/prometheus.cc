@@ -110,6 +110,8 @@ constexpr Family kFamilies[] = {
     counter("pages_swapped_out_total", offsetof(kvc_stats, pages_swapped_out),
             "Pages swapped to the host."),
     counter("pages_swapped_in_total", offsetof(kvc_stats, pages_swapped_in), "Pages swapped back."),
+    unsigned_gauge("host_bytes", offsetof(kvc_stats, host_bytes),
+                   "Host memory allocated, all pages of pools in host memory included."),
     unsigned_gauge("cos_sin_bytes", offsetof(kvc_stats, cos_sin_bytes),
                    "Bytes of cos and sin on the host, of layers that rotate K on read."),
     counter("values_saturated_total", offsetof(kvc_stats, values_saturated),

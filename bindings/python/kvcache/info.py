@@ -294,6 +294,8 @@ class Stats:
         their tensor. The CPU alone counts them.
     state_slots_cached: states that the prefix index alone keeps; they give way to those of
         sequences.
+    host_bytes: host memory that the library has allocated for this cache, all pages of a pool on
+        the CPU and of the host pool included, whether they were written or not.
     """
 
     num_seqs: int
@@ -347,6 +349,7 @@ class Stats:
     cos_sin_bytes: int
     values_saturated: int
     state_slots_cached: int
+    host_bytes: int
 
     @property
     def hit_rate(self) -> float:

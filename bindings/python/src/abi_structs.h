@@ -141,7 +141,7 @@
   F(kvc_stats, pages_swapped_in) F(kvc_stats, copy_runs) F(kvc_stats, events_made) \
   F(kvc_stats, events_lost) F(kvc_stats, block_lifetime) F(kvc_stats, block_idle) \
   F(kvc_stats, block_reuse_gap) F(kvc_stats, cos_sin_bytes) F(kvc_stats, values_saturated) \
-  F(kvc_stats, state_slots_cached)
+  F(kvc_stats, state_slots_cached) F(kvc_stats, host_bytes)
 
 #define KVCPY_FIELDS_kvc_seq_info(F) \
   F(kvc_seq_info, struct_size) F(kvc_seq_info, length) F(kvc_seq_info, first_position) \

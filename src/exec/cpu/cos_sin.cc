@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/base/memory.h"
 #include "src/step/cos_sin.h"
 
 namespace kvc {
@@ -151,6 +152,21 @@ const kernels::Rotation* HostCosSin::own_keys(Forward& forward, int32_t rope,
   own.last_step = step_;
   return &own.ensure(spec_->ropes[rope], forward.uses_long(rope, entry), *begin, key_positions_,
                      made.keys, *executor_);
+}
+
+int64_t HostCosSin::host_bytes() const {
+  int64_t bytes = kvc::host_bytes(ropes_) + kvc::host_bytes(leads_) + kvc::host_bytes(uses_long_) +
+                  kvc::host_bytes(sink_positions_) + kvc::host_bytes(key_positions_);
+  for (size_t rope = 0; rope < ropes_.size(); ++rope) {
+    const Rope& made = ropes_[rope];
+    bytes += made.tokens.host_bytes() + made.heads.host_bytes() + made.sinks.host_bytes() +
+             made.keys.bytes(num_pairs(spec_->ropes[rope]));
+    constexpr size_t kLinks = 2 * sizeof(void*);  // A node of the map: the next one, its hash.
+    bytes += static_cast<int64_t>(made.own_keys.bucket_count() * sizeof(void*));
+    for (const auto& [seq, own] : made.own_keys)
+      bytes += static_cast<int64_t>(sizeof(seq) + sizeof(own) + kLinks) + own.host_bytes();
+  }
+  return bytes;
 }
 
 void HostCosSin::closed() noexcept {

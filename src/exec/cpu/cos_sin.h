@@ -35,6 +35,7 @@ class HostCosSin {
   const kernels::Rotation* own_keys(Forward& forward, int32_t rope, const BatchEntry& entry,
                                     int64_t* begin);
 
+  int64_t host_bytes() const;
   // Counts the bytes by position and by key anew.
   void closed() noexcept;
   // As of the last closed(). From any thread.

@@ -57,6 +57,7 @@ class CpuDevice final : public Device {
 
   const char* name() const override { return kernels_->name; }
   int32_t num_threads() const override { return executor_.concurrency(); }
+  int64_t host_bytes() const override { return 0; }
   uint64_t num_copy_runs() const override { return copies_.num_runs(); }
   void copy_pages(CopyDirection direction, const PageId* from, const PageId* to, int64_t count,
                   CallStream) noexcept override {

@@ -5,6 +5,7 @@
 
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/base/memory.h"
 #include "src/exec/launch.h"
 #include "src/exec/row_moves.h"
 
@@ -97,6 +98,24 @@ struct HostTables {
 };
 
 }  // namespace
+
+int64_t CpuEngine::CachedBatch::host_bytes() const {
+  int64_t bytes = set.host_bytes() + kvc::host_bytes(lists);
+  for (const std::unique_ptr<List>& list : lists)
+    bytes += static_cast<int64_t>(sizeof(List)) + list->host_bytes();
+  return bytes;
+}
+
+int64_t CpuEngine::host_bytes() const {
+  int64_t bytes = static_cast<int64_t>(sizeof *this) + cos_sin_.host_bytes() +
+                  recurrent_.host_bytes() + runner_.host_bytes() + kvc::host_bytes(cached_) +
+                  kvc::host_bytes(identity_slots_) + new_k_.host_bytes() + new_v_.host_bytes() +
+                  kvc::host_bytes(candidates_) + kvc::host_bytes(prefixes_);
+  for (const std::unique_ptr<CachedBatch>& cached : cached_)
+    bytes += static_cast<int64_t>(sizeof(CachedBatch)) + cached->host_bytes();
+  for (const CommonPrefix& prefix : prefixes_) bytes += kvc::host_bytes(prefix.sequences);
+  return bytes;
+}
 
 CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* states,
                      CpuDevice* device)

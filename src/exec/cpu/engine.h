@@ -39,6 +39,7 @@ class CpuStates {
   void carry_on(const Forward& forward) const noexcept;
   void linear(const Forward& forward, const StateRef& ref, kernels::LinearParams params);
   void conv(const Forward& forward, const StateRef& ref, kernels::ConvParams params);
+  int64_t host_bytes() const { return workspace_.host_bytes(); }
 
  private:
   const StateSpec& spec_of(const StateRef& ref) const {
@@ -67,6 +68,7 @@ class CpuEngine final : public Engine {
   // Borrows all.
   CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* states, CpuDevice* device);
 
+  int64_t host_bytes() const override;
   uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
   int64_t cos_sin_bytes() const override { return cos_sin_.bytes(); }
   uint64_t values_saturated() const override {
@@ -111,9 +113,15 @@ class CpuEngine final : public Engine {
       // Those of the set, then the shared prefixes; empty without any prefix.
       std::vector<kernels::AttnSequence> sequences;
       SharedEntries shared;
+
+      int64_t host_bytes() const {
+        return list.host_bytes() + kvc::host_bytes(sequences) + shared.host_bytes();
+      }
     };
     std::vector<std::unique_ptr<List>> lists;
     size_t num_lists = 0;
+
+    int64_t host_bytes() const;
   };
 
   CachedBatch& batch_of(Forward& forward, const KeySelection& selection,

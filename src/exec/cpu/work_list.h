@@ -56,6 +56,10 @@ struct WorkList {
   int64_t max_tile_rows = 0;   // Largest row_end - row_begin of a tile item.
   int64_t max_decode_rows = 0;
   double seconds = 0;  // Rough cost on one thread.
+
+  int64_t host_bytes() const {
+    return kvc::host_bytes(items) + kvc::host_bytes(groups) + kvc::host_bytes(split_offsets);
+  }
 };
 
 // Keys per item of a shared prefix. Partial results are small beside so many keys.
@@ -93,6 +97,10 @@ class ItemRunner {
   void secure(const WorkList& list, const kernels::AttnParams& params);
   // Workspace (partials, split_offsets) is this object's, whatever `params` says.
   void run(const WorkList& list, const kernels::AttnParams& params) noexcept;
+  int64_t host_bytes() const {
+    return buffer_bytes(scratch_) + partials_.host_bytes() +
+           static_cast<int64_t>(finished_capacity_ * sizeof(std::atomic<int32_t>));
+  }
 
  private:
   void run_item(const WorkList& list, const kernels::AttnParams& params, int64_t index,

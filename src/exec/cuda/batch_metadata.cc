@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "src/base/math.h"
+#include "src/base/memory.h"
 
 namespace kvc {
 namespace {
@@ -70,6 +71,19 @@ BatchMetadataCache::BatchMetadataCache(const Spec* spec, const DeviceStep* step,
       device_(device),
       num_sms_(device_info(*device).num_sms),
       partials_(*device) {}
+
+int64_t BatchMetadataCache::host_bytes() const {
+  int64_t bytes = kvc::host_bytes(metadata_) + kvc::host_bytes(cascade_sequences_);
+  for (const std::unique_ptr<BatchMetadata>& metadata : metadata_) {
+    const size_t objects = sizeof(BatchMetadata) + metadata->schedules_.size() * sizeof(Schedule) +
+                           metadata->sharings_.size() * sizeof(SharedPrefixes);
+    bytes += static_cast<int64_t>(objects) + kvc::host_bytes(metadata->schedules_) +
+             kvc::host_bytes(metadata->sharings_);
+    for (const std::unique_ptr<SharedPrefixes>& sharing : metadata->sharings_)
+      bytes += sharing->cascade.host_bytes();
+  }
+  return bytes;
+}
 
 BatchMetadata& BatchMetadataCache::metadata_of(const Forward& forward, const KeySelection& key,
                                                const std::vector<Span>& spans,

@@ -69,6 +69,7 @@ class BatchMetadataCache {
   const SharedPrefixes* shared_prefixes_of(const Forward& forward, BatchMetadata& metadata,
                                            const CascadeCall& call, DeviceUploads& uploads,
                                            cuda::Stream stream);
+  int64_t host_bytes() const;
   // Memory for the partial results of a schedule, the same for all of them.
   float* partials_for(const Schedule& schedule, int64_t split_floats, cuda::Stream stream);
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "src/base/math.h"
+#include "src/base/memory.h"
 #include "src/exec/cuda/batch_metadata.h"
 
 namespace kvc {
@@ -245,6 +246,14 @@ bool CascadeCall::same_as(const CascadeCall& other) const {
                     c.small_rows, c.kernels);
   };
   return all(*this) == all(other);
+}
+
+int64_t DeviceCascade::host_bytes() const {
+  int64_t bytes = kvc::host_bytes(entries) + kvc::host_bytes(shares) + kvc::host_bytes(row_map) +
+                  kvc::host_bytes(row_positions) + kvc::host_bytes(first_pages_) +
+                  kvc::host_bytes(candidates_) + kvc::host_bytes(prefixes_);
+  for (const CommonPrefix& prefix : prefixes_) bytes += kvc::host_bytes(prefix.sequences);
+  return bytes;
 }
 
 void DeviceCascade::clear() {

@@ -68,6 +68,7 @@ class DeviceCascade {
 
   bool empty() const { return entries.empty(); }
   void clear();
+  int64_t host_bytes() const;
 
   cuda::AttnKernel kernel = cuda::AttnKernel::kSimt;
   std::vector<kernels::AttnSequence> entries;  // Without row_map and row_positions.

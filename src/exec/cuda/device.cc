@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/math.h"
+#include "src/base/memory.h"
 #include "src/exec/cuda/page_copies.h"
 
 namespace kvc {
@@ -45,6 +46,12 @@ CudaDevice::CudaDevice(const Plan& plan, const PagePool* pool, const PagePool* h
   list_begins_.reserve(kPart + 1);
   copied_from_.reserve(kPart);
   copied_to_.reserve(kPart);
+}
+
+int64_t CudaDevice::host_bytes() const {
+  return static_cast<int64_t>(sizeof *this) + order_.host_bytes() + staging_.host_bytes() +
+         kvc::host_bytes(list_begins_) + kvc::host_bytes(copied_from_) +
+         kvc::host_bytes(copied_to_);
 }
 
 // Runs a function that enqueues, at its place in the order. One that throws loses the device.

@@ -27,6 +27,7 @@ class CudaDevice final : public Device {
 
   const char* name() const override { return name_.c_str(); }
   int32_t num_threads() const override { return 0; }
+  int64_t host_bytes() const override;
   uint64_t num_copy_runs() const override { return copies_.num_runs(); }
   void copy_pages(CopyDirection direction, const PageId* from, const PageId* to, int64_t count,
                   CallStream stream) noexcept override;

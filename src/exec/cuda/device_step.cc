@@ -5,6 +5,7 @@
 
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/base/memory.h"
 
 namespace kvc {
 
@@ -130,6 +131,13 @@ DeviceStep::DeviceStep(const Plan& plan, DevicePages* pages, const Gpu* device)
   }
   grow(needs, stream.get());
   stream.synchronize();
+}
+
+int64_t DeviceStep::host_bytes() const {
+  int64_t bytes =
+      ring_.bytes() + progress_.bytes() + kvc::host_bytes(long_steps_) + kvc::host_bytes(tables_);
+  for (const PinnedMemory& step : long_steps_) bytes += step.bytes();
+  return bytes;
 }
 
 DeviceStep::Needs DeviceStep::needs_of(const Batch& batch) const {

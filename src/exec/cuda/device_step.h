@@ -68,6 +68,8 @@ class DeviceStep {
   // Not while is_full().
   void write_for_replay(const Batch& batch, cuda::Stream stream);
 
+  // The ring and what lies beside it, pinned.
+  int64_t host_bytes() const;
   const cuda::StepState& state() const { return state_; }
   int32_t max_sequences() const { return static_cast<int32_t>(max_sequences_); }
   int64_t max_rows() const { return max_rows_; }

@@ -24,6 +24,9 @@ class CudaEngine final : public Engine {
   CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* states, CudaDevice* device);
   ~CudaEngine() override;
 
+  int64_t host_bytes() const override {
+    return static_cast<int64_t>(sizeof *this) + open_.host_bytes() + metadata_.host_bytes();
+  }
   uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
   int64_t cos_sin_bytes() const override { return open_.cos_sin().key_bytes(); }
   uint64_t values_saturated() const override { return 0; }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "src/base/error.h"
+#include "src/base/memory.h"
 
 namespace kvc {
 
@@ -119,6 +120,13 @@ const CapturedGraph* CapturedGraphs::find(const Batch& batch) const {
 //
 // A device that fails is LOST from every state (StreamOrder::lost): all calls but destruction throw
 // DEVICE from then on (StreamOrder::require_alive), and there is no way back.
+
+int64_t CapturedGraphs::host_bytes() const {
+  int64_t bytes = kvc::host_bytes(graphs_);
+  for (const CapturedGraph& graph : graphs_)
+    bytes += kvc::host_bytes(graph.lengths) + kvc::host_bytes(graph.appended);
+  return bytes;
+}
 
 CudaForward::CudaForward(const Plan& plan, DevicePages* pages, StreamOrder* order)
     : spec_(&plan.spec()),

@@ -52,6 +52,7 @@ class CapturedGraphs {
   CapturedGraph& last() { return graphs_.back(); }
   // The graph that serves a batch of these lengths; null: none.
   const CapturedGraph* find(const Batch& batch) const;
+  int64_t host_bytes() const;
 
  private:
   const char* reason_against(const CapturedGraph& graph, const Batch& batch) const;
@@ -102,6 +103,9 @@ class CudaForward {
   cuda::Stream stream() const { return stream_; }
   // Arrays that the calls of the forward send.
   DeviceUploads& uploads() { return uploads_; }
+  int64_t host_bytes() const {
+    return uploads_.host_bytes() + step_.host_bytes() + graphs_.host_bytes();
+  }
   DeviceStep& step() { return step_; }
   const DeviceStep& step() const { return step_; }
   DeviceCosSin& cos_sin() { return cos_sin_; }

@@ -46,6 +46,9 @@ class StreamOrder {
   // where calls are complete on return.
   void record(const DeviceEvent& event, CallStream stream) noexcept;
 
+  // Beside no out-of-band call, whose lock it does not wait for.
+  int64_t host_bytes() const { return uploads_.host_bytes(); }
+
   // ---- The open forward
 
   // A forward on `stream` may enqueue from here on. `before(stream, uploads)` enqueues what must

@@ -1130,6 +1130,8 @@ typedef struct kvc_stats {
                                    *out_saturated of kvc_op_quantize counts them. */
   int64_t state_slots_cached;   /* States that the prefix index alone keeps. They give way to
                                    those of sequences. */
+  uint64_t host_bytes;          /* Host memory that the library has allocated for this cache, see
+                                   kvc_cache_stats_get. */
 } kvc_stats;
 
 /* Reports the counters and gauges of a cache. Counters run from kvc_cache_create on;
@@ -1144,6 +1146,19 @@ typedef struct kvc_stats {
  *   aborted forwards   What they stored stays counted.
  *   moved rows         They don't count again: copies, forks, swaps, files, kvc_seq_shift.
  *   CUDA               It counts nothing, and neither do the host program's own kernels.
+ *
+ * host_bytes: allocated, which is at least what is resident. Of this, pool and host pool count all
+ * pages, written or not; pool_bytes and host_pages_total * page_bytes say how much that is.
+ *
+ *   counted       A pool on the CPU (config.allocator's too), the host pool, state slots, page
+ *                 tables, sequences, the prefix index, events, cos and sin, scratch of attention,
+ *                 pinned memory, queues of tiers.
+ *   not counted   Borrowed pools, memory of a GPU, the plan, exports of page tables, stacks of
+ *                 threads, what a tier's module or the GPU's driver keeps, what the heap adds to
+ *                 each block (16 bytes, say), what a call frees before it returns.
+ *   scratch       As of the last end of a forward; the batch as of its begin.
+ *
+ * Arrays grow ahead of need, and keep their room: also that which a refused call has made.
  *
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_stats *out,

@@ -419,6 +419,19 @@ extern "C" {
     ///   moved rows         They don't count again: copies, forks, swaps, files, kvc_seq_shift.
     ///   CUDA               It counts nothing, and neither do the host program's own kernels.
     ///
+    /// host_bytes: allocated, which is at least what is resident. Of this, pool and host pool count all
+    /// pages, written or not; pool_bytes and host_pages_total * page_bytes say how much that is.
+    ///
+    ///   counted       A pool on the CPU (config.allocator's too), the host pool, state slots, page
+    ///                 tables, sequences, the prefix index, events, cos and sin, scratch of attention,
+    ///                 pinned memory, queues of tiers.
+    ///   not counted   Borrowed pools, memory of a GPU, the plan, exports of page tables, stacks of
+    ///                 threads, what a tier's module or the GPU's driver keeps, what the heap adds to
+    ///                 each block (16 bytes, say), what a call frees before it returns.
+    ///   scratch       As of the last end of a forward; the batch as of its begin.
+    ///
+    /// Arrays grow ahead of need, and keep their room: also that which a refused call has made.
+    ///
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_cache_stats_get(

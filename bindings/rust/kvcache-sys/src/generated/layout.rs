@@ -67,7 +67,7 @@ layouts! {
         state_bytes @ 112, region_bytes @ 120, region_offset @ 128, quant @ 136, page_size @ 140,
         k_scale_bytes @ 144, v_scale_bytes @ 152, v_quant @ 160, reserved @ 164,
     }
-    kvc_stats = 1160 {
+    kvc_stats = 1168 {
         struct_size @ 0, num_seqs @ 8, total_length @ 16, pages_total @ 24, pages_available @ 32,
         pages_used @ 40, pages_shared @ 48, pages_peak @ 56, page_bytes @ 64, pool_bytes @ 72,
         forwards @ 80, forwards_aborted @ 88, tokens_appended @ 96, pages_copied @ 104,
@@ -81,7 +81,7 @@ layouts! {
         num_swapped_seqs @ 320, pages_swapped_out @ 328, pages_swapped_in @ 336, copy_runs @ 344,
         events_made @ 352, events_lost @ 360, block_lifetime @ 368, block_idle @ 624,
         block_reuse_gap @ 880, cos_sin_bytes @ 1136, values_saturated @ 1144,
-        state_slots_cached @ 1152,
+        state_slots_cached @ 1152, host_bytes @ 1160,
     }
     kvc_seq_info = 104 {
         struct_size @ 0, length @ 8, first_position @ 16, last_position @ 24, num_pages @ 32,

@@ -892,6 +892,8 @@ pub struct kvc_stats {
     pub values_saturated: u64,
     /// States that the prefix index alone keeps. They give way to those of sequences.
     pub state_slots_cached: i64,
+    /// Host memory that the library has allocated for this cache, see kvc_cache_stats_get.
+    pub host_bytes: u64,
 }
 
 #[repr(C)]
