@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/base/dtype.h"
+#include "src/cache/most_bytes.h"
 #include "src/capi/call.h"
 #include "src/capi/guard.h"
 
@@ -110,6 +111,7 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   info.request_pages = plan.request_pages(plan.reference_tokens());
   info.concurrency = plan.concurrency();
   info.waste = plan.waste();
+  info.host_bytes = kvc::most_host_bytes(plan);
   return info;
 }
 

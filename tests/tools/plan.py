@@ -185,6 +185,15 @@ class Plan(unittest.TestCase):
         self.assertIn("512 tokens: 256; 2,048 tokens: 64; 8,192 tokens: 16; 32,768 tokens: 4; 131,072 tokens: 1.", text)
         self.assertIn("One GiB more: 512 pages", text)
 
+    def test_host_memory_is_told_beside_the_pool(self):
+        plan = self.planned(*LLAMA, "--memory", "16GiB", "--max-len", 131072)
+        self.assertGreater(plan["host_bytes"], plan["pool_bytes"])
+        self.assertLess(plan["host_bytes"], 2 * plan["pool_bytes"])
+        text = run(*LLAMA, "--memory", "16GiB", "--max-len", 131072).stdout
+        self.assertRegex(text, r"Beside the pool, on a CPU: at most [0-9.]+ [KMG]iB of host memory\.")
+        swapping = self.planned(*LLAMA, "--memory", "16GiB", "--max-len", 131072, "--host-memory", "2GiB")
+        self.assertGreaterEqual(swapping["host_bytes"] - plan["host_bytes"], 2 << 30)
+
     def test_what_cannot_be_planned_exits_with_1(self):
         self.refused(1, "cannot read no-such-file", "no-such-file", "--memory", "1GiB")
         self.refused(1, "not JSON", __file__, "--memory", "1GiB")

@@ -112,6 +112,10 @@ void append_summary(const Capacity& capacity, std::string& text) {
     text += "Encoder tokens are not counted: give --max-cross-len.\n";
   if (info.num_host_pages != 0)
     append(text, "Host memory: %s pages.\n", grouped(info.num_host_pages).c_str());
+  if (info.host_bytes > info.pool_bytes)
+    append(text, "Beside the pool%s, on a CPU: at most %s of host memory%s.\n",
+           several ? " of a rank" : "", size_text(info.host_bytes - info.pool_bytes).c_str(),
+           info.num_host_pages != 0 ? ", host pages included" : "");
 }
 
 Json ranks_json(const Capacity& capacity) {
@@ -169,6 +173,7 @@ std::string json_report(const Capacity& capacity) {
   json["max_tokens"] = stage.info.max_tokens;
   json["concurrency"] = capacity.longest.count;
   json["waste"] = stage.info.waste;
+  json["host_bytes"] = stage.info.host_bytes;
   json["max_len"] = capacity.max_len;
   json["fits"] = capacity.fits();
   json["planned_len"] = capacity.planned_len;

@@ -45,6 +45,8 @@ class PlanInfo:
     waste: share of such a request's bytes that is padding or lies behind its last token, 0 to 1.
     cos_sin_bytes_per_token: beside the pool, for every token in sight: cos and sin of layers that
         rotate K on read.
+    host_bytes: upper bound of Stats.host_bytes of a cache that is full; kvcache.h says what it
+        allows for. 0: no pages.
     """
 
     page_size: int
@@ -69,6 +71,7 @@ class PlanInfo:
     concurrency: float
     waste: float
     cos_sin_bytes_per_token: int
+    host_bytes: int
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@
   F(kvc_plan_info, num_state_slots) F(kvc_plan_info, state_slot_pages) \
   F(kvc_plan_info, prefix_block) F(kvc_plan_info, forwards_in_flight) \
   F(kvc_plan_info, num_host_pages) F(kvc_plan_info, request_pages) F(kvc_plan_info, concurrency) \
-  F(kvc_plan_info, waste) F(kvc_plan_info, cos_sin_bytes_per_token)
+  F(kvc_plan_info, waste) F(kvc_plan_info, cos_sin_bytes_per_token) F(kvc_plan_info, host_bytes)
 
 #define KVCPY_FIELDS_kvc_group_info(F) \
   F(kvc_group_info, struct_size) F(kvc_group_info, num_layers) F(kvc_group_info, is_cross) \

@@ -120,10 +120,7 @@ class Planner {
     }
   }
 
-  int64_t tile_tokens() const {
-    if (shape_.is_latent) return std::max<int64_t>(1, kLatentRows / shape_.group_size());
-    return std::clamp<int64_t>(kTileRows / shape_.group_size(), 1, kMaxTileTokens);
-  }
+  int64_t tile_tokens() const { return kvc::tile_tokens(shape_); }
 
   int64_t& split_offset(int32_t group, int64_t split) {
     return list_.split_offsets[list_.groups[group].first_split + split];
@@ -323,11 +320,20 @@ int64_t split_keys(const WorkShape& shape) {
   return shape.is_latent ? kLatentSplitKeys : kSplitKeys;
 }
 
-bool runs_on_decode(const WorkShape& shape, int64_t num_rows) {
+int64_t tile_tokens(const WorkShape& shape) {
+  if (shape.is_latent) return std::max<int64_t>(1, kLatentRows / shape.group_size());
+  return std::clamp<int64_t>(kTileRows / shape.group_size(), 1, kMaxTileTokens);
+}
+
+int64_t most_decode_rows(const WorkShape& shape) {
   // Splits of a latent layer's keys keep every thread busy up to some query rows; both kernels
   // compute the same.
-  if (shape.is_latent) return num_rows * shape.group_size() <= 2 * kLatentRows;
-  return !shape.tiles_only && (num_rows == 1 || num_rows * shape.group_size() <= kDecodeRows);
+  if (shape.is_latent) return 2 * kLatentRows / shape.group_size();
+  return shape.tiles_only ? 0 : std::max<int64_t>(1, kDecodeRows / shape.group_size());
+}
+
+bool runs_on_decode(const WorkShape& shape, int64_t num_rows) {
+  return num_rows <= most_decode_rows(shape);
 }
 
 void schedule_work(const AttnSequence* sequences, int64_t num_sequences, const WorkShape& shape,

@@ -68,6 +68,10 @@ constexpr int64_t kPrefixKeys = 2048;
 // Keys per KV chunk of a decode item.
 int64_t split_keys(const WorkShape& shape);
 
+// Tokens of a tile, the last of a sequence aside.
+int64_t tile_tokens(const WorkShape& shape);
+// The most rows of a sequence whose items run on the decode kernel.
+int64_t most_decode_rows(const WorkShape& shape);
 // Whether the items of a sequence run on the decode kernel.
 bool runs_on_decode(const WorkShape& shape, int64_t num_rows);
 

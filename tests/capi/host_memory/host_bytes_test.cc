@@ -31,16 +31,29 @@ class Counted {
     const int64_t pages = stats.host_pages_total + (has_pool_ ? stats.pages_total : 0);
     return pages * static_cast<int64_t>(stats.page_bytes) + allocated_bytes() - before_ - own;
   }
+  // kvc_plan_info.host_bytes.
+  int64_t most_host_bytes() const {
+    return static_cast<int64_t>(plan_of(cache_->plan()).host_bytes);
+  }
+  // The cache does what the plan's bound leaves out.
+  void leave_bound() { is_bounded = false; }
+  void expect_within_plan(const char* when) const {
+    EXPECT_LE(host_bytes(), most_host_bytes()) << when;
+  }
   void expect_counted(const char* when, int64_t own = 0) const {
     const int64_t told = host_bytes(), found = really(own);
     EXPECT_LE(told, found) << when;
     EXPECT_LE(found - told, kSlack) << when;
+    if (is_bounded) {
+      EXPECT_LE(told, most_host_bytes()) << when;
+    }
     expect_sound(*cache_);
   }
 
  private:
   const int64_t before_;
   const bool has_pool_;
+  bool is_bounded = true;
   const std::unique_ptr<Cache> cache_;
 };
 
@@ -50,30 +63,32 @@ int64_t bytes_of(const std::vector<T>& values) {
   return static_cast<int64_t>(values.capacity() * sizeof(T));
 }
 
-// Appends `counts[i]` tokens to sequence i and attends in every layer of kind ATTENTION or MLA.
+// Appends rows to a layer of kind ATTENTION or MLA and attends.
+void attend_layer(Cache& cache, int32_t layer, int64_t count) {
+  const kvc_layer_info info = layer_of(cache, layer);
+  const bool is_mla = info.kind == KVC_LAYER_MLA;
+  LayerRows rows(info, count);
+  fill_pattern(rows.k, 1, layer, 0, 0);
+  fill_pattern(rows.v, 1, layer, 1, 0);
+  HostTensor q(Elem::kF32, {count, info.num_q_heads,
+                            is_mla ? info.latent_rank + info.latent_rope_dim : info.k_dim});
+  HostTensor out(Elem::kF32, {count, info.num_q_heads, is_mla ? info.latent_rank : info.v_dim});
+  fill_pattern(q, 2, layer, 0, 0);
+  kvc_error error{};
+  const kvc_attn_opt opt = scaled();
+  ASSERT_EQ(kvc_attn(cache.forward, layer, &opt, q.dl(), rows.k.dl(), rows.v_or_null(), out.dl(),
+                     nullptr, &error),
+            KVC_OK)
+      << error.message;
+}
+
+// Appends `counts[i]` tokens to sequence i and attends in every layer.
 void attend_all(Cache& cache, const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& counts,
                 int32_t num_layers) {
   for (const kvc_seq seq : seqs) (void)kvc_seq_add(cache.get(), seq, nullptr);
   const int64_t count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   ASSERT_EQ(cache.begin(seqs, counts), KVC_OK);
-  for (int32_t layer = 0; layer < num_layers; ++layer) {
-    const kvc_layer_info info = layer_of(cache, layer);
-    LayerRows rows(info, count);
-    fill_pattern(rows.k, 1, layer, 0, 0);
-    fill_pattern(rows.v, 1, layer, 1, 0);
-    const int64_t k_dim =
-        info.kind == KVC_LAYER_MLA ? info.latent_rank + info.latent_rope_dim : info.k_dim;
-    HostTensor q(Elem::kF32, {count, info.num_q_heads, k_dim});
-    HostTensor out(Elem::kF32, {count, info.num_q_heads,
-                                info.kind == KVC_LAYER_MLA ? info.latent_rank : info.v_dim});
-    fill_pattern(q, 2, layer, 0, 0);
-    kvc_error error{};
-    const kvc_attn_opt opt = scaled();
-    ASSERT_EQ(kvc_attn(cache.forward, layer, &opt, q.dl(), rows.k.dl(), rows.v_or_null(), out.dl(),
-                       nullptr, &error),
-              KVC_OK)
-        << error.message;
-  }
+  for (int32_t layer = 0; layer < num_layers; ++layer) attend_layer(cache, layer, count);
   cache.finish();
 }
 
@@ -271,6 +286,133 @@ TEST(HostBytes, OfABorrowedPoolAreTheBookkeepingAlone) {
   EXPECT_LT(cache.host_bytes(), 64 << 10);
   ASSERT_EQ(kvc_seq_add(cache->get(), 1, nullptr), KVC_OK);
   cache.expect_counted("one sequence");
+}
+
+// ---- kvc_plan_info.host_bytes -----------------------------------------------------------------
+
+// Appends prompts of up to `most` tokens with their ids until no page is left, and attends.
+// Sequences are removed where there are more than `max_seqs`, so that the prefix index fills.
+void fill_up(const Counted& cache, int64_t most, size_t max_seqs) {
+  const kvc_plan_info plan = plan_of(cache->plan());
+  const bool computes = plan.num_groups > 0 && plan.max_tokens < 20000;
+  Random random(7);
+  std::vector<kvc_seq> seqs;
+  for (kvc_seq next = 1; next < 40; ++next) {
+    if (seqs.size() == max_seqs) {
+      remove_seq(*cache, seqs.front());
+      seqs.erase(seqs.begin());
+    }
+    ASSERT_EQ(kvc_seq_add(cache->get(), next, nullptr), KVC_OK);
+    seqs.push_back(next);
+    for (int part = 0; part < 3; ++part) {
+      const int64_t count = 1 + static_cast<int64_t>(random.next() % static_cast<uint64_t>(most));
+      Request request{{next}, {count}};
+      request.tokens = token_ids(count, static_cast<int32_t>(next * 3 + part));
+      kvc_error error{};
+      const kvc_status status = cache->begin_with(request, &error);
+      if (status == KVC_E_NO_PAGES || status == KVC_E_NEVER_FITS) return;
+      ASSERT_EQ(status, KVC_OK) << error.message;
+      for (int32_t layer = 0; layer < plan.num_layers; ++layer) {
+        const kvc_layer_info info = layer_of(*cache, layer);
+        if (info.kind == KVC_LAYER_STATE) {
+          HostTensor state(Elem::kF32, {1, 2, 16, 9});
+          ASSERT_EQ(kvc_state_set(cache->forward, layer, 0, state.dl(), &error), KVC_OK)
+              << error.message;
+        } else if (computes) {
+          attend_layer(*cache, layer, count);
+        }
+      }
+      cache->finish();
+    }
+    cache.expect_within_plan("filling");
+  }
+}
+
+TEST(HostBytes, OfAFullCacheAreWithinItsPlan) {
+  const std::vector<int64_t> shape{2, 16, 9};
+  const std::vector<kvc_state_spec> specs{state_spec(shape)};
+  const kvc_rope on_append = rope_of(KVC_ROPE_ON_APPEND), on_read = rope_of(KVC_ROPE_ON_READ);
+  kvc_layer plain = attention_layer();
+  plain.num_q_heads = 6;
+  plain.num_kv_heads = 3;
+  plain.k_dim = 80;
+  plain.v_dim = 65;
+  kvc_layer appended = plain, read = plain, windowed = plain;
+  appended.rope = &on_append;
+  read.rope = &on_read;
+  read.v_dim = 80;
+  windowed.window = 40;
+  windowed.rope = &on_read;
+  const std::vector<std::pair<const char*, std::vector<kvc_layer>>> models{
+      {"plain", {plain, plain}},
+      {"rotated", {appended, appended}},
+      {"rotated on read", {read, windowed}},
+      {"windows", {windowed, plain}},
+      {"windows alone", {windowed}},
+      {"latents", {mla_layer(), mla_layer()}},
+      {"states", {state_layer(specs), plain}}};
+  for (const auto& [name, layers] : models) {
+    for (const int32_t page_size : {1, 16, 48}) {
+      for (const bool is_small : {false, true}) {
+        SCOPED_TRACE(testing::Message()
+                     << name << " page size " << page_size << " small " << is_small);
+        Net net(layers, (is_small ? 192 : 1536) / page_size);
+        net.config.page_size = page_size;
+        net.config.max_seqs = is_small ? 0 : 3;
+        net.config.max_tokens_per_forward = is_small ? 0 : 200;
+        net.config.num_threads = is_small ? 1 : 4;
+        net.config.event_capacity = is_small ? 0 : 300;
+        if (is_small) set_host_pages(net.config, 100 / page_size);
+        Counted cache(net.config);
+        cache.expect_within_plan("empty");
+        fill_up(cache, is_small ? 60 : 200, is_small ? 8 : 3);
+        cache.expect_within_plan("full");
+        if (is_small) {
+          std::vector<kvc_seq> seqs(64);
+          size_t count = seqs.size();
+          ASSERT_EQ(kvc_seq_list(cache->get(), seqs.data(), &count, nullptr), KVC_OK);
+          if (count > 0 && swap_out(*cache, {seqs[0]}) == KVC_OK)
+            cache.expect_within_plan("swapped");
+        }
+        expect_sound(*cache);
+      }
+    }
+  }
+}
+
+TEST(HostBytes, OfAPlanForBookkeepingAloneAreNoneOfThePool) {
+  Net net({attention_layer(), attention_layer(8)}, 20000);
+  net.config.storage = KVC_STORAGE_NONE;
+  net.config.max_seqs = 500;
+  Counted cache(net.config);
+  fill_up(cache, 300, 500);
+  cache.expect_within_plan("filled");
+  EXPECT_LT(cache.most_host_bytes(), 60 << 20);
+}
+
+// A model as they are served: the bound is not much more than the pool.
+TEST(HostBytes, OfAPlanWithLimitsAreLittleBesideThePool) {
+  kvc_layer layer = attention_layer();
+  layer.num_q_heads = 32;
+  layer.num_kv_heads = 8;
+  layer.k_dim = 128;
+  layer.k_dtype = dl_type(Elem::kBF16);
+  const kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
+  layer.rope = &rope;
+  Net net(std::vector<kvc_layer>(32, layer), 16384);
+  net.config.page_size = 16;
+  net.config.max_seqs = 64;
+  net.config.max_tokens_per_forward = 2048;
+  const PlanHandle plan(net.config);
+  EXPECT_GT(plan.info().host_bytes, plan.info().pool_bytes);
+  EXPECT_LT(plan.info().host_bytes, plan.info().pool_bytes + plan.info().pool_bytes / 50);
+  net.config.num_pages = 0;
+  EXPECT_EQ(PlanHandle(net.config).info().host_bytes, 0u) << "no pages";
+  net.config.num_pages = INT32_MAX - 1;
+  net.config.max_seqs = 0;
+  net.config.max_tokens_per_forward = 0;
+  net.config.storage = KVC_STORAGE_NONE;
+  EXPECT_GT(PlanHandle(net.config).info().host_bytes, uint64_t{1} << 31) << "no overflow";
 }
 
 }  // namespace

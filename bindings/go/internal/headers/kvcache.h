@@ -852,9 +852,25 @@ typedef struct kvc_plan_info {
   uint64_t cos_sin_bytes_per_token; /* Beside the pool, for every token that a sequence sees: cos
                                        and sin of layers that rotate K on read. Sequences at the
                                        same positions share them. 0: no such layer. */
+  uint64_t host_bytes;       /* Most host memory of a cache that is full, see kvc_plan_info_get. 0:
+                                no pages. */
 } kvc_plan_info;
 
 /* Reports the plan as numbers.
+ *
+ * host_bytes is an upper bound of kvc_stats.host_bytes, by which a container can be sized. It
+ * allows for:
+ *
+ * 1. max_seqs sequences (0: one per page). Together they have max_tokens tokens, their ids are
+ *    known, and no page is shared: the page tables of forks come on top.
+ * 2. Forwards of max_tokens_per_forward tokens (0: max_tokens), in all layers.
+ * 3. A pool on the CPU and a host pool that are full, the prefix index of both, state slots of all
+ *    sequences, event_capacity events.
+ * 4. As many workers as num_threads says. config.executor counts as kvc_caps.num_cores.
+ *
+ * On top come token trees of more than 64 nodes per sequence, windows and ALiBi of calls,
+ * checkpoints by kvc_state_checkpoint, extra keys, namespaces with a quota, tiers, sequences that
+ * were longer before, and on CUDA the pinned memory of forwards.
  *
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_plan_info_get(const kvc_plan *plan, kvc_plan_info *out,

@@ -46,13 +46,13 @@ layouts! {
         executor @ 144, max_cross_len @ 152, state_stride @ 160, num_state_slots @ 168,
         event_capacity @ 176,
     }
-    kvc_plan_info = 152 {
+    kvc_plan_info = 160 {
         struct_size @ 0, page_size @ 8, num_layers @ 12, layer_begin @ 16, layer_end @ 20,
         num_groups @ 24, num_layer_regions @ 28, num_pages @ 32, page_bytes @ 40,
         bytes_per_token @ 48, pool_bytes @ 56, max_tokens @ 64, max_seq_len @ 72,
         state_slot_bytes @ 80, num_state_slots @ 88, state_slot_pages @ 96, prefix_block @ 104,
         forwards_in_flight @ 108, num_host_pages @ 112, request_pages @ 120, concurrency @ 128,
-        waste @ 136, cos_sin_bytes_per_token @ 144,
+        waste @ 136, cos_sin_bytes_per_token @ 144, host_bytes @ 152,
     }
     kvc_group_info = 72 {
         struct_size @ 0, num_layers @ 8, is_cross @ 12, window @ 16, chunk @ 24, page_bytes @ 32,

@@ -707,6 +707,8 @@ pub struct kvc_plan_info {
     /// Beside the pool, for every token that a sequence sees: cos and sin of layers that rotate K
     /// on read. Sequences at the same positions share them. 0: no such layer.
     pub cos_sin_bytes_per_token: u64,
+    /// Most host memory of a cache that is full, see kvc_plan_info_get. 0: no pages.
+    pub host_bytes: u64,
 }
 
 /// A layer group: layers that see the same keys and share a page table.
