@@ -29,7 +29,7 @@ type PlanInfo struct {
 	Concurrency         float64 // requests of MaxSeqLen tokens that the pages hold at once; 0: no pages
 	Waste               float64 // share of such a request that is padding or lies behind its last token, 0..1
 	CosSinBytesPerToken uint64  // beside the pool, for every token in sight: cos and sin of layers that rotate K on read
-	HostBytes           uint64  // upper bound of Stats.HostBytes of a cache that is full; kvcache.h says what it allows for. 0: no pages
+	HostBytes           uint64  // upper bound of Stats.HostBytes of a full cache, with MaxSeqs sequences that share no page and forwards of MaxTokensPerForward tokens; 0: no pages
 }
 
 func goPlanInfo(c *C.kvc_plan_info) *PlanInfo {

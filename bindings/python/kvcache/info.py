@@ -45,8 +45,9 @@ class PlanInfo:
     waste: share of such a request's bytes that is padding or lies behind its last token, 0 to 1.
     cos_sin_bytes_per_token: beside the pool, for every token in sight: cos and sin of layers that
         rotate K on read.
-    host_bytes: upper bound of Stats.host_bytes of a cache that is full; kvcache.h says what it
-        allows for. 0: no pages.
+    host_bytes: upper bound of Stats.host_bytes of a cache that is full, with max_seqs sequences
+        that share no page and forwards of max_tokens_per_forward tokens, each as many as the pages
+        allow where it is 0. 0: no pages.
     """
 
     page_size: int
