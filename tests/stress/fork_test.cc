@@ -10,19 +10,8 @@
 
 #include "src/base/executor.h"
 #include "tests/stress/decoder.h"
+#include "tests/support/sanitizers.h"
 #include "tests/support/waiting.h"
-
-#if defined(__SANITIZE_THREAD__)
-#define KVC_UNDER_TSAN 1
-#elif defined(__SANITIZE_ADDRESS__)
-#define KVC_UNDER_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define KVC_UNDER_TSAN 1
-#elif __has_feature(address_sanitizer)
-#define KVC_UNDER_ASAN 1
-#endif
-#endif
 
 namespace kvc::test {
 namespace {
