@@ -289,6 +289,33 @@ typedef struct kvc_api {
                               int64_t *out_below, int64_t *out_above, kvc_error *KVC_NULLABLE err);
   kvc_status (*state_checkpoint_release)(kvc_cache *cache, kvc_seq seq, int64_t pos,
                                          kvc_error *KVC_NULLABLE err);
+  kvc_status (*transport_open)(const kvc_transport_desc *desc, kvc_transport **out,
+                               kvc_error *KVC_NULLABLE err);
+  kvc_status (*transport_address)(const kvc_transport *transport, char *KVC_NULLABLE buf,
+                                  size_t *len, kvc_error *KVC_NULLABLE err);
+  kvc_status (*transport_fd)(const kvc_transport *transport, int32_t *out_fd,
+                             kvc_error *KVC_NULLABLE err);
+  kvc_status (*transport_progress)(kvc_transport *transport, int64_t timeout_ns,
+                                   kvc_error *KVC_NULLABLE err);
+  kvc_status (*transport_stats_get)(const kvc_transport *transport, kvc_transport_stats *out,
+                                    kvc_error *KVC_NULLABLE err);
+  kvc_status (*transport_close)(kvc_transport *transport, int64_t timeout_ns,
+                                kvc_error *KVC_NULLABLE err);
+  void (*transport_destroy)(kvc_transport *KVC_NULLABLE transport);
+  kvc_status (*transfer_recv)(kvc_cache *cache, kvc_transport *transport, const kvc_recv_desc *desc,
+                              kvc_transfer **out, kvc_error *KVC_NULLABLE err);
+  kvc_status (*transfer_ticket)(const kvc_transfer *transfer, void *KVC_NULLABLE buf, size_t *len,
+                                kvc_error *KVC_NULLABLE err);
+  kvc_status (*transfer_send)(kvc_cache *cache, kvc_transport *transport, const kvc_send_desc *desc,
+                              kvc_transfer **out, kvc_error *KVC_NULLABLE err);
+  kvc_status (*transfer_query)(const kvc_transfer *transfer, kvc_transfer_info *out,
+                               kvc_error *KVC_NULLABLE err);
+  kvc_status (*transfer_wait)(kvc_transfer *transfer, int64_t timeout_ns,
+                              kvc_error *KVC_NULLABLE err);
+  kvc_status (*transfer_fence)(const kvc_transfer *transfer, kvc_fence **out,
+                               kvc_error *KVC_NULLABLE err);
+  kvc_status (*transfer_cancel)(kvc_transfer *transfer, kvc_error *KVC_NULLABLE err);
+  void (*transfer_destroy)(kvc_transfer *KVC_NULLABLE transfer);
   /* End of version 0.1. */
 } kvc_api;
 

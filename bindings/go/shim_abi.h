@@ -374,6 +374,79 @@ static inline kvc_error *shim_state_checkpoint_release(uintptr_t api, uintptr_t 
                                                                     &err);
   return shim_result(status, &err);
 }
+static inline kvc_error *shim_transport_address(uintptr_t api, uintptr_t transport, char *buf,
+                                                size_t *len) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->transport_address((kvc_transport *)transport, buf, len,
+                                                             &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_transport_fd(uintptr_t api, uintptr_t transport, int32_t *out_fd) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->transport_fd((kvc_transport *)transport, out_fd, &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_transport_progress(uintptr_t api, uintptr_t transport,
+                                                 int64_t timeout_ns) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->transport_progress((kvc_transport *)transport,
+                                                              timeout_ns, &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_transport_stats_get(uintptr_t api, uintptr_t transport,
+                                                  kvc_transport_stats *out) {
+  SHIM_ERROR;
+  out->struct_size = sizeof *out;
+  const kvc_status status = SHIM_API(api)->transport_stats_get((kvc_transport *)transport, out,
+                                                               &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_transport_close(uintptr_t api, uintptr_t transport,
+                                              int64_t timeout_ns) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->transport_close((kvc_transport *)transport, timeout_ns,
+                                                           &err);
+  return shim_result(status, &err);
+}
+static inline void shim_transport_destroy(uintptr_t api, uintptr_t transport) {
+  SHIM_API(api)->transport_destroy((kvc_transport *)transport);
+}
+static inline kvc_error *shim_transfer_ticket(uintptr_t api, uintptr_t transfer, uint8_t *buf,
+                                              size_t *len) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->transfer_ticket((kvc_transfer *)transfer, buf, len,
+                                                           &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_transfer_query(uintptr_t api, uintptr_t transfer,
+                                             kvc_transfer_info *out) {
+  SHIM_ERROR;
+  out->struct_size = sizeof *out;
+  const kvc_status status = SHIM_API(api)->transfer_query((kvc_transfer *)transfer, out, &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_transfer_wait(uintptr_t api, uintptr_t transfer, int64_t timeout_ns) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->transfer_wait((kvc_transfer *)transfer, timeout_ns,
+                                                         &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_transfer_fence(uintptr_t api, uintptr_t transfer, uintptr_t *out) {
+  SHIM_ERROR;
+  kvc_fence *out_made = NULL;
+  const kvc_status status = SHIM_API(api)->transfer_fence((kvc_transfer *)transfer, &out_made,
+                                                          &err);
+  *out = (uintptr_t)out_made;
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_transfer_cancel(uintptr_t api, uintptr_t transfer) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->transfer_cancel((kvc_transfer *)transfer, &err);
+  return shim_result(status, &err);
+}
+static inline void shim_transfer_destroy(uintptr_t api, uintptr_t transfer) {
+  SHIM_API(api)->transfer_destroy((kvc_transfer *)transfer);
+}
 /* clang-format on */
 
 #endif /* KVCACHE_GO_SHIM_ABI_H_ */

@@ -283,6 +283,10 @@ void Audit::check_pages() const {
 void Audit::run() {
   core_.sequences.for_each([this](const Sequence& sequence) { check_sequence(sequence); });
   check_forward();
+  for (const HeldPages* held : core_.holds) {
+    for (const PageId page : held->pages) ++refs_[page];
+    for (const StateSlot slot : held->states) ++state_refs_[slot];
+  }
   core_.index.check(&refs_, &state_refs_);
   check_states(core_.states, state_refs_, "state slot");
   check_states(core_.host_states, host_state_refs_, "host state slot");

@@ -38,7 +38,8 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
       exports(*core_),
       pages(*core_),
       debug(*core_),
-      forward(this, *core_) {}
+      forward(this, *core_),
+      transfers(*core_, forward) {}
 
 Cache::~Cache() = default;
 
@@ -47,6 +48,7 @@ const Spec& Cache::spec() const { return core_->spec(); }
 void Cache::clear() {
   CacheCore& core = *core_;
   core.require_closed("clear");
+  transfers.require_none("clear the cache");
   core.index.reset();
   core.sequences.clear();
   core.host.clear();
@@ -64,6 +66,7 @@ int64_t Cache::trim() {
 void Cache::resize(int64_t num_pages) {
   CacheCore& core = *core_;
   core.require_closed("resize");
+  transfers.require_none("resize the pool");
   if (num_pages < 1 || num_pages >= INT32_MAX) {
     fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld out of range: 1 to %d",
               ll(num_pages), INT32_MAX - 1);

@@ -7,6 +7,7 @@
 //   swaps      whole sequences to the host pool and back, and page copies by ids
 //   files      whole sequences to state files and back
 //   tiers      blocks of the prefix cache outside the process
+//   transfers  sequences from and to other caches
 //   exports    pool and page tables as DLPack tensors
 //   debug      stored tokens and states in and out
 //
@@ -27,6 +28,7 @@
 #include "src/cache/prefix_cache.h"
 #include "src/cache/sequence_files.h"
 #include "src/cache/swap_store.h"
+#include "src/cache/transfers.h"
 #include "src/device/device.h"
 #include "src/device/gpu.h"
 #include "src/plan/plan.h"
@@ -56,7 +58,8 @@ class Cache {
   CacheExports exports;
   PageBytes pages;
   DebugAccess debug;
-  CacheForward forward;  // Last: no call finds by its handle a cache that is half gone.
+  CacheForward forward;      // No call finds by its handle a cache that is half gone.
+  CacheTransfers transfers;  // Last: nothing arrives in a cache that is half gone.
 
   const Spec& spec() const;
   // For tests.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "kvcache.h"
 #include "src/cache/tier_blocks.h"
@@ -62,6 +63,12 @@ struct CacheCounters {
   uint64_t pages_swapped_out = 0;
   uint64_t pages_swapped_in = 0;
   uint64_t values_saturated = 0;  // In rows that are set outside of forwards.
+};
+
+// Pages and states that something beside sequences and the index refers to, one reference each.
+struct HeldPages {
+  std::vector<PageId> pages;
+  std::vector<StateSlot> states;
 };
 
 // Data first; the functions below are checks and sums that several parts share. Each check throws
@@ -154,6 +161,7 @@ struct CacheCore {
   SequenceTable sequences;
   Forward forward;
   SpareHistories spare_histories;
+  std::vector<const HeldPages*> holds;  // Those of transfers.
   CacheCounters counters;
   int64_t num_swapped = 0;        // Sequences on the host.
   bool is_pool_exported = false;  // Once true for ever: the host may keep the tensor.

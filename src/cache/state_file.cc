@@ -331,6 +331,11 @@ StateFileImage decode_state_file(std::span<const std::byte> bytes) {
   return image;
 }
 
+void check_sequence(const SequenceImage& sequence, const Spec& spec) {
+  check_positions(sequence);
+  check_history(sequence, spec);
+}
+
 void check_image(const StateFileImage& image, const Spec& spec, const Layout& layout) {
   const bool fits =
       image.page_bytes == layout.group_bytes && image.state_bytes == layout.state_slot_bytes;
@@ -348,8 +353,7 @@ void check_image(const StateFileImage& image, const Spec& spec, const Layout& la
     const SequenceImage& sequence = image.sequences[i];
     check_tables(sequence, static_cast<int32_t>(i), image, spec, last_user);
     check_states(sequence, image, spec);
-    check_positions(sequence);
-    check_history(sequence, spec);
+    check_sequence(sequence, spec);
   }
   if (std::find(last_user.begin(), last_user.end(), -1) != last_user.end())
     fail(KVC_E_CORRUPT, "the state file has a page that no sequence uses");

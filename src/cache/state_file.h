@@ -99,6 +99,10 @@ void for_each_state_chunk(const StateFileImage& image, Visit&& visit) {
     visit(begin, std::min(most, image.num_states - begin));
 }
 
+// Positions and token history of one sequence. Throws CORRUPT unless a cache of this spec could
+// have them.
+void check_sequence(const SequenceImage& sequence, const Spec& spec);
+
 // Bytes of the largest chunk, in the file or with the pages and states of `layout`.
 int64_t largest_chunk(const StateFileImage& image, const Layout& layout);
 

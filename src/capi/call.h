@@ -9,6 +9,7 @@
 // named, need the first and third line only.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -29,6 +30,7 @@ struct kvc_cache {
 
 struct kvc_fence {
   kvc::DeviceEvent event;  // Empty on the CPU, whose copies are done. It may outlive its cache.
+  std::function<bool()> is_open;  // A transfer is on its way; empty: no transfer.
 };
 
 namespace kvc {
@@ -49,7 +51,9 @@ inline Cache& open_cache(const kvc_forward* fwd) {
 class CacheCall {
  public:
   // Throws INVALID_ARGUMENT for NULL.
-  explicit CacheCall(kvc_cache* cache) : cache_((require(cache, "cache"), &cache->cache)) {}
+  explicit CacheCall(kvc_cache* cache) : cache_((require(cache, "cache"), &cache->cache)) {
+    if (cache_->transfers.has_news()) cache_->transfers.try_settle();
+  }
   // The cache whose open forward it is; throws as open_cache().
   explicit CacheCall(kvc_forward* fwd) : cache_(&open_cache(fwd)) {}
   CacheCall(const CacheCall&) = delete;

@@ -60,4 +60,14 @@ void refuse_extensions(const kvc_ext* ext, const char* name) {
   }
 }
 
+std::string model_id_of(const char* model_id) {
+  constexpr size_t kMost = 255;
+  std::string id = model_id == nullptr ? "" : model_id;
+  if (id.size() > kMost) {
+    fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(id.size()),
+              "desc.model_id has %zu bytes, at most %zu", id.size(), kMost);
+  }
+  return id;
+}
+
 }  // namespace kvc

@@ -10,6 +10,7 @@
 #include <exception>
 #include <new>
 #include <stdexcept>
+#include <string>
 
 #include "kvcache.h"
 #include "src/base/error.h"
@@ -86,6 +87,9 @@ void write_struct(T* caller, T value) noexcept {
   value.struct_size = size;
   std::memcpy(static_cast<void*>(caller), &value, size);
 }
+
+// A name of a model as text; NULL: empty. Throws INVALID_ARGUMENT beyond 255 bytes.
+std::string model_id_of(const char* model_id);
 
 // No chained options are defined yet, so that any is refused.
 void refuse_extensions(const kvc_ext* ext, const char* name);

@@ -14,6 +14,7 @@ using kvc::CacheCall;
 using kvc::fail;
 using kvc::fail_with;
 using kvc::guard;
+using kvc::model_id_of;
 using kvc::ReadCall;
 using kvc::require;
 
@@ -32,16 +33,6 @@ void check_rest(uint64_t flags, uint64_t known, const kvc_ext* ext) {
          static_cast<unsigned long long>(flags), static_cast<unsigned long long>(known));
   }
   kvc::refuse_extensions(ext, "desc");
-}
-
-std::string model_id_of(const char* model_id) {
-  constexpr size_t kMost = 255;
-  std::string id = model_id == nullptr ? "" : model_id;
-  if (id.size() > kMost) {
-    fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(id.size()),
-              "desc.model_id has %zu bytes, at most %zu", id.size(), kMost);
-  }
-  return id;
 }
 
 std::unique_ptr<kvc::ByteSource> open_source(const kvc_load_desc& desc, bool may_use_threads) {

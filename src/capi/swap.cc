@@ -75,7 +75,10 @@ namespace {
 // Copies take microseconds to milliseconds: the fence is looked at often at first, then rarely.
 constexpr std::chrono::microseconds kFirstPause{2}, kLongestPause{200};
 
-bool is_done(const kvc_fence& fence) { return !fence.event || fence.event.is_done(); }
+bool is_done(const kvc_fence& fence) {
+  if (fence.is_open != nullptr) return !fence.is_open();
+  return !fence.event || fence.event.is_done();
+}
 
 // Returns false when the fence is not done in time. A negative timeout waits for ever.
 bool wait(const kvc_fence& fence, int64_t timeout_ns) {
@@ -116,6 +119,7 @@ kvc_status kvc_fence_wait_on_stream(const kvc_fence* fence, kvc_stream stream,
   return guard(err, [&] {
     require(fence, "fence");
     if (fence->event) fence->event.wait_on(stream);  // On the CPU the copies are done.
+    if (fence->is_open != nullptr) (void)wait(*fence, -1);
   });
 }
 

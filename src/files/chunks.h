@@ -64,6 +64,17 @@ constexpr uint32_t kEndTag = chunk_tag("END ");
 // XXH3 of 64 bits.
 uint64_t digest_of(const void* data, size_t size, uint64_t seed = 0) noexcept;
 
+// The same of bytes in ranges, however they are cut.
+class StreamDigest {
+ public:
+  StreamDigest() noexcept;
+  void add(const void* data, size_t size) noexcept;
+  uint64_t value() const noexcept;
+
+ private:
+  alignas(64) std::byte state_[576];
+};
+
 class ChunkWriter {
  public:
   // Borrows; writes the header. Throws IO.

@@ -222,6 +222,7 @@ struct alignas(64) Sequence {
   int64_t next_drop = 0;                  // Below this length no layer's window hides a whole page.
   std::vector<PositionSegment> segments;  // Ascending; empty: position = index.
   bool is_swapped = false;                // Tables name host pages, states name host slots.
+  bool is_arriving = false;               // A transfer writes its rows; nobody else uses it.
   TokenTree tree;                         // Uncommitted nodes.
   StateSlot state = kInitialState;        // State at `length`.
   std::vector<Checkpoint> checkpoints;    // Ascending positions.

@@ -155,6 +155,7 @@ Sequence& SequenceTable::get_idle(kvc_seq id, const char* action) const {
     fail_with(KVC_E_BUSY, id, "cannot %s sequence %lld: it is entry %d of the open forward", action,
               ll(id), sequence.batch_index);
   }
+  if (sequence.is_arriving) fail_away(sequence, action);
   return sequence;
 }
 
@@ -351,7 +352,12 @@ std::vector<kvc_seq> sorted_ids(const SequenceTable& sequences) {
   return ids;
 }
 
-void fail_swapped(const Sequence& sequence, const char* action) {
+void fail_away(const Sequence& sequence, const char* action) {
+  if (sequence.is_arriving) {
+    fail_with(KVC_E_BUSY, sequence.id,
+              "cannot %s sequence %lld: a transfer is bringing it (kvc_transfer_wait)", action,
+              ll(sequence.id));
+  }
   fail_with(
       KVC_E_INVALID_STATE, sequence.id,
       "cannot %s sequence %lld: it is swapped out (is_swapped = 1), expected on the device (0)",

@@ -216,6 +216,10 @@ class SequenceTable {
   Sequence& adopt(std::unique_ptr<Sequence> sequence);
   void check_new_id(kvc_seq id, const char* name) const;
   void remove(kvc_seq id);
+  // A copy of all of a settled sequence, in no table of sequences. References are not counted.
+  std::unique_ptr<Sequence> copy_of(const Sequence& sequence) const {
+    return fork_of(sequence, sequence.id, sequence.length);
+  }
   void fork(kvc_seq parent, kvc_seq child, int64_t position);
   void pop(kvc_seq id, int64_t num_tokens);
   void clear() noexcept;
@@ -228,7 +232,7 @@ class SequenceTable {
   }
   // A sequence that is not swapped out. Throws NOT_FOUND, INVALID_STATE.
   Sequence& get_on_device(kvc_seq id, const char* action) const;
-  // A sequence that is not in the open forward. Throws NOT_FOUND, BUSY.
+  // A sequence that is not in the open forward, nor on its way here. Throws NOT_FOUND, BUSY.
   Sequence& get_idle(kvc_seq id, const char* action) const;
   // An idle sequence on the device, without an uncommitted tree. Throws NOT_FOUND, BUSY,
   // INVALID_STATE.
@@ -321,10 +325,11 @@ class BytesRecount {
 };
 
 std::vector<kvc_seq> sorted_ids(const SequenceTable& sequences);
-[[noreturn]] void fail_swapped(const Sequence& sequence, const char* action);
-// Throws INVALID_STATE. A step asks it of every sequence.
+[[noreturn]] void fail_away(const Sequence& sequence, const char* action);
+// Throws INVALID_STATE for a sequence on the host, BUSY for one that a transfer brings. A step asks
+// it of every sequence.
 inline void check_on_device(const Sequence& sequence, const char* action) {
-  if (sequence.is_swapped) fail_swapped(sequence, action);
+  if (sequence.is_swapped || sequence.is_arriving) fail_away(sequence, action);
 }
 
 }  // namespace kvc

@@ -59,6 +59,18 @@ void TableTrimmer::drop_range(PageTable& table, PageRange range, int64_t sink_en
   table.close_up(page_size);
 }
 
+void TableTrimmer::keep_only(Sequence& sequence, size_t group, int64_t sink_kept,
+                             int64_t kept_begin) noexcept {
+  PageTable& table = sequence.tables[group];
+  const int32_t page_size = spec_->groups[group].page_size;
+  sequence.invalidate_tables();
+  drop_pages(table, ceil_div(sink_kept, page_size), kept_begin / page_size);
+  table.sink_kept = sink_kept;
+  table.kept_begin = kept_begin;
+  table.send_from(sink_kept / page_size);
+  table.close_up(page_size);
+}
+
 PageRange TableTrimmer::spare_pages(const Sequence& sequence, size_t group, int64_t stored) const {
   const GroupSpec& spec = spec_->groups[group];
   if (spec_->window_reserve == 0 || spec.is_cross || !spec.is_windowed()) return {};

@@ -36,6 +36,8 @@ class TableTrimmer {
   PageRange spare_pages(const Sequence& sequence, size_t group, int64_t stored) const;
   // Drops them in every layer group.
   void drop_spare(Sequence& sequence, int64_t stored) noexcept;
+  // Drops the pages of a table whose tokens all lie in [sink_kept, kept_begin).
+  void keep_only(Sequence& sequence, size_t group, int64_t sink_kept, int64_t kept_begin) noexcept;
   // Sets the window and the sink tokens of the sequence, which is on the device and in no forward.
   // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED; nothing has changed then.
   void set_window(Sequence& sequence, int64_t window, int64_t sink);

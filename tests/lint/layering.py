@@ -5,7 +5,7 @@ import re
 import tree
 
 # Bottom to top, as ARCHITECTURE.md lists them.
-LAYERS = ["base", "files", "tiers", "device", "plan", "model_config", "pages", "prefix", "sequences", "step", "exec", "ops", "cache",
+LAYERS = ["base", "files", "tiers", "device", "plan", "transfer", "model_config", "pages", "prefix", "sequences", "step", "exec", "ops", "cache",
           "capi"]
 # What of the kernels the host code may see, and from which layer on.
 KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base", "kernels/mask.h": "exec",

@@ -26,6 +26,11 @@
   X(kvc_event) \
   X(kvc_save_desc) \
   X(kvc_load_desc) \
+  X(kvc_transport_desc) \
+  X(kvc_transport_stats) \
+  X(kvc_recv_desc) \
+  X(kvc_send_desc) \
+  X(kvc_transfer_info) \
   X(kvc_tier_desc) \
   X(kvc_tier_stats) \
   X(kvc_linear_opt) \
@@ -186,6 +191,41 @@
   F(kvc_load_desc, struct_size) F(kvc_load_desc, flags) F(kvc_load_desc, path) \
   F(kvc_load_desc, data) F(kvc_load_desc, size) F(kvc_load_desc, read) F(kvc_load_desc, user) \
   F(kvc_load_desc, model_id) F(kvc_load_desc, ext)
+
+#define KVCPY_FIELDS_kvc_transport_desc(F) \
+  F(kvc_transport_desc, struct_size) F(kvc_transport_desc, flags) F(kvc_transport_desc, engine) \
+  F(kvc_transport_desc, address) F(kvc_transport_desc, idle_ns) F(kvc_transport_desc, beat_ns) \
+  F(kvc_transport_desc, drain_ns) F(kvc_transport_desc, tombstone_ns) \
+  F(kvc_transport_desc, bytes_in_flight) F(kvc_transport_desc, resend_rounds) \
+  F(kvc_transport_desc, reserved) F(kvc_transport_desc, ext)
+
+#define KVCPY_FIELDS_kvc_transport_stats(F) \
+  F(kvc_transport_stats, struct_size) F(kvc_transport_stats, transfers_open) \
+  F(kvc_transport_stats, transfers_done) F(kvc_transport_stats, transfers_failed) \
+  F(kvc_transport_stats, messages_sent) F(kvc_transport_stats, messages_received) \
+  F(kvc_transport_stats, bytes_sent) F(kvc_transport_stats, bytes_received) \
+  F(kvc_transport_stats, messages_refused) F(kvc_transport_stats, messages_damaged) \
+  F(kvc_transport_stats, payloads_damaged)
+
+#define KVCPY_FIELDS_kvc_recv_desc(F) \
+  F(kvc_recv_desc, struct_size) F(kvc_recv_desc, flags) F(kvc_recv_desc, seq) \
+  F(kvc_recv_desc, begin) F(kvc_recv_desc, num_tokens) F(kvc_recv_desc, cross_length) \
+  F(kvc_recv_desc, deadline_ns) F(kvc_recv_desc, idle_ns) F(kvc_recv_desc, priority) \
+  F(kvc_recv_desc, reserved) F(kvc_recv_desc, model_id) F(kvc_recv_desc, ext)
+
+#define KVCPY_FIELDS_kvc_send_desc(F) \
+  F(kvc_send_desc, struct_size) F(kvc_send_desc, flags) F(kvc_send_desc, seq) \
+  F(kvc_send_desc, begin) F(kvc_send_desc, ticket) F(kvc_send_desc, ticket_len) \
+  F(kvc_send_desc, mode) F(kvc_send_desc, reserved) F(kvc_send_desc, deadline_ns) \
+  F(kvc_send_desc, idle_ns) F(kvc_send_desc, model_id) F(kvc_send_desc, ext)
+
+#define KVCPY_FIELDS_kvc_transfer_info(F) \
+  F(kvc_transfer_info, struct_size) F(kvc_transfer_info, state) F(kvc_transfer_info, status) \
+  F(kvc_transfer_info, is_receiving) F(kvc_transfer_info, reserved) \
+  F(kvc_transfer_info, chunks_total) F(kvc_transfer_info, chunks_done) \
+  F(kvc_transfer_info, chunks_resent) F(kvc_transfer_info, reserved2) \
+  F(kvc_transfer_info, bytes_total) F(kvc_transfer_info, bytes_done) F(kvc_transfer_info, message) \
+  F(kvc_transfer_info, peer_message)
 
 #define KVCPY_FIELDS_kvc_tier_desc(F) \
   F(kvc_tier_desc, struct_size) F(kvc_tier_desc, flags) F(kvc_tier_desc, tier) \

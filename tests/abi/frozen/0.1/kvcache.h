@@ -247,9 +247,9 @@ enum kvc_status_value KVC_INT32_ENUM {
   KVC_E_CORRUPT = 16,          /* An invariant does not hold, or a file is damaged. */
   KVC_E_IO = 17,               /* A file or a function that reads or writes one failed; sys_code =
                                   errno. */
-  KVC_E_TIMEOUT = 18,          /* The time given to kvc_fence_wait is over. */
-  KVC_E_PEER = 19,             /* Not returned by this version. */
-  KVC_E_CANCELLED = 20,        /* Not returned by this version. */
+  KVC_E_TIMEOUT = 18,          /* The time given to a wait or to a transfer is over. */
+  KVC_E_PEER = 19,             /* The other side of a transfer is gone. */
+  KVC_E_CANCELLED = 20,        /* A transfer was cancelled. */
   KVC_E_DEVICE = 21,           /* Device failure; sticky. sys_code = the device library's code. */
   KVC_E_INTERNAL = 22          /* A defect in the library. */
 };
@@ -2274,6 +2274,300 @@ KVC_API kvc_status kvc_seq_load(kvc_cache *cache, const kvc_load_desc *desc, siz
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_state_file_describe(const kvc_load_desc *desc, char *KVC_NULLABLE buf,
                                            size_t *len, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* ============================================================================================== */
+/* Transfers                                                                                      */
+/* ============================================================================================== */
+/* 1. A transfer moves a sequence from one cache to another, of this process or of another machine:
+ *    prefill here, decode there. The receiver comes first: it reserves the pages and writes a
+ *    ticket. The host program brings the ticket to the sender by its own means, and the sender
+ *    sends:
+ *
+ *      decode side                                     prefill side
+ *      kvc_transfer_recv(cache, t, &desc, &x, err)
+ *      kvc_transfer_ticket(x, buf, &len, err)   - - >  kvc_transfer_send(cache, t, &desc, &y, err)
+ *      kvc_transfer_wait(x, timeout_ns, err)           kvc_transfer_wait(y, timeout_ns, err)
+ *      kvc_transfer_destroy(x)                         kvc_transfer_destroy(y)
+ *
+ * 2. What arrives is what kvc_seq_save would write, except checkpoints before the end: tokens
+ *    [begin, length) with the rows of every layer as stored, the recurrent state, windows,
+ *    positions, encoder tokens, token ids with their keys. The sequence goes on as the sender's
+ *    would, bit for bit.
+ * 3. A sequence on its way is there from kvc_transfer_recv on, with its id and its full length, and
+ *    is nobody's: calls on it answer KVC_E_BUSY. It becomes an ordinary one in one step, when all
+ *    of it is here and every chunk has been compared with its digest (XXH3, 64 bits). That happens
+ *    in kvc_transfer_wait, or in whichever exclusive call on the cache comes next. Where a transfer
+ *    fails the cache is as it was before kvc_transfer_recv, likewise.
+ * 4. Sending copies. The sender's sequence stays as it is and may be used, changed and removed: the
+ *    transfer holds the pages that it reads.
+ * 5. A page that a transfer writes is not given to others until nothing is on its way to it any
+ *    more, whatever has failed.
+ * 6. Layouts are compared before a byte moves (kvc_layout_fingerprint). Others are refused by name,
+ *    on both sides.
+ * 7. A transport moves the bytes. Its engine "loopback" connects transports of one process.
+ *    Messages are not encrypted and peers are not authenticated: whoever has a ticket can send.
+ * 8. Times are in nanoseconds. In timeouts a negative one means for ever; in descs 0 means the
+ *    default.
+ * 9. While transfers of a cache are open, kvc_cache_clear and kvc_cache_resize answer KVC_E_BUSY,
+ *    and kvc_cache_destroy ends them. */
+
+typedef struct kvc_transport kvc_transport; /* Moves bytes between caches. */
+typedef struct kvc_transfer kvc_transfer;   /* A sequence on its way. */
+
+/* Flags of kvc_transport_desc. */
+enum kvc_transport_flag {
+  /* No thread: the host program calls kvc_transport_progress. */
+  KVC_TRANSPORT_MANUAL_PROGRESS = 1
+};
+
+/* How a transport is opened. Everything is borrowed for the call. */
+typedef struct kvc_transport_desc {
+  size_t struct_size;
+  uint64_t flags;                       /* KVC_TRANSPORT_*. */
+  const char *KVC_NULLABLE engine;      /* "loopback"; NULL: "loopback". */
+  /* Where peers reach it. "loopback": a name that is new in this process, at most 255 bytes; NULL:
+   * one is made. */
+  const char *KVC_NULLABLE address;
+  int64_t idle_ns;                      /* The other side said nothing for so long: 5 s. */
+  int64_t beat_ns;                      /* What was not answered is said again after it: 1 s. */
+  int64_t drain_ns;                     /* For what is on its way when a transfer ends: 1 s. */
+  int64_t tombstone_ns;                 /* Ended transfers are known to late messages: 60 s. */
+  uint64_t bytes_in_flight;             /* Of a sending transfer: 64 MiB. */
+  int32_t resend_rounds;                /* How often chunks are sent again: 3. */
+  int32_t reserved;                     /* Must be 0. */
+  const kvc_ext *KVC_NULLABLE ext;      /* NULL */
+} kvc_transport_desc;
+
+/* Counters of a transport since it was opened. */
+typedef struct kvc_transport_stats {
+  size_t struct_size;
+  int64_t transfers_open;
+  uint64_t transfers_done;    /* Sent, or arrived. */
+  uint64_t transfers_failed;
+  uint64_t messages_sent;
+  uint64_t messages_received;
+  uint64_t bytes_sent;        /* Headers and payloads. */
+  uint64_t bytes_received;
+  uint64_t messages_refused;  /* For no open transfer, or out of place. */
+  uint64_t messages_damaged;  /* Bytes that are no message. */
+  uint64_t payloads_damaged;  /* Incomplete, or with another digest. */
+} kvc_transport_stats;
+
+/* Opens a transport. *out is owned by the caller: kvc_transport_destroy.
+ *
+ * Expected:  KVC_E_ALREADY_EXISTS    desc->address is taken.
+ *            KVC_E_IO                The system has no pipe or no random bytes (sys_code = errno).
+ * Misuse:    KVC_E_INVALID_ARGUMENT  desc->address, negative times.
+ *            KVC_E_UNSUPPORTED       desc->engine, flags.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transport_open(const kvc_transport_desc *desc, kvc_transport **out,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Where peers reach it, a text; see ARRAYS OUT. Tickets contain it.
+ *
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transport_address(const kvc_transport *transport, char *KVC_NULLABLE buf,
+                                         size_t *len, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* A descriptor that is readable (POLLIN) when kvc_transport_progress has work. The transport owns
+ * it. Timers do not make it readable: progress is called every desc->beat_ns at least.
+ *
+ * Misuse:    KVC_E_INVALID_STATE  Not with KVC_TRANSPORT_MANUAL_PROGRESS.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transport_fd(const kvc_transport *transport, int32_t *out_fd,
+                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Does what is due, after waiting at most timeout_ns for something.
+ *
+ * Misuse:    KVC_E_INVALID_STATE  Not with KVC_TRANSPORT_MANUAL_PROGRESS.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transport_progress(kvc_transport *transport, int64_t timeout_ns,
+                                          kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Fills *out.
+ *
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transport_stats_get(const kvc_transport *transport,
+                                           kvc_transport_stats *out,
+                                           kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Takes no new transfers, and waits for the open ones. What has not ended after timeout_ns is
+ * cancelled and broken off. What has arrived stays.
+ *
+ * Expected:  KVC_E_TIMEOUT  Transfers were cancelled.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transport_close(kvc_transport *transport, int64_t timeout_ns,
+                                       kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Destroys a transport. Open transfers end as cancelled; their handles stay valid, and what has
+ * arrived can still be waited for. NULL is accepted.
+ *
+ * Threading: any, once. Device: host only. */
+KVC_API void kvc_transport_destroy(kvc_transport *KVC_NULLABLE transport) KVC_NOEXCEPT;
+
+/* Flags of kvc_recv_desc. */
+enum kvc_transfer_flag {
+  /* The prefix index gets the blocks of the sequence, and shares those that it has. Without it the
+   * tokens that arrive count as unknown. */
+  KVC_TRANSFER_PUBLISH = 1
+};
+
+/* What is received. Everything is borrowed for the call. */
+typedef struct kvc_recv_desc {
+  size_t struct_size;
+  uint64_t flags;        /* KVC_TRANSFER_*. */
+  /* A new id with begin = 0; or a sequence of the cache, to whose tokens, `begin` of them, others
+   * are appended: what kvc_prefix_attach has found does not travel. A window that it has saves
+   * pages: those that it hides are not reserved. */
+  kvc_seq seq;
+  int64_t begin;         /* Tokens that the sequence has; they are the sender's. */
+  int64_t num_tokens;    /* Tokens that arrive, at least 1: the sender has begin + num_tokens. */
+  int64_t cross_length;  /* Encoder tokens that arrive; 0 with begin > 0. */
+  int64_t deadline_ns;   /* For all of it, from now on: 30 s; negative: none. */
+  int64_t idle_ns;       /* As of the transport, for this transfer; negative: none. */
+  int32_t priority;      /* Of its blocks, as kvc_prefix_query.priority; with PUBLISH. */
+  int32_t reserved;      /* Must be 0. */
+  /* The model_id that the sender must give; NULL: any. At most 255 bytes. */
+  const char *KVC_NULLABLE model_id;
+  const kvc_ext *KVC_NULLABLE ext; /* NULL */
+} kvc_recv_desc;
+
+typedef int32_t kvc_send_mode;
+enum kvc_send_mode_value KVC_INT32_ENUM {
+  KVC_SEND_NOW = 0,        /* The sequence as it is: it has all tokens of the ticket. */
+  KVC_SEND_AS_COMPUTED = 1 /* Layer by layer, as forwards compute them. Not in this version. */
+};
+
+/* What is sent. Everything but `user` is borrowed for the call. */
+typedef struct kvc_send_desc {
+  size_t struct_size;
+  uint64_t flags;      /* Must be 0. */
+  kvc_seq seq;
+  int64_t begin;       /* The first token that travels: the receiver's kvc_recv_desc.begin. */
+  const void *ticket;  /* Of kvc_transfer_ticket. */
+  size_t ticket_len;
+  kvc_send_mode mode;
+  int32_t reserved;    /* Must be 0. */
+  int64_t deadline_ns; /* For all of it, from now on: 30 s; negative: none. */
+  int64_t idle_ns;     /* As of the transport, for this transfer; negative: none. */
+  const char *KVC_NULLABLE model_id; /* Name of the model and its weights; at most 255 bytes. */
+  const kvc_ext *KVC_NULLABLE ext;   /* NULL */
+} kvc_send_desc;
+
+typedef int32_t kvc_transfer_state;
+enum kvc_transfer_state_value KVC_INT32_ENUM {
+  KVC_TRANSFER_WAITING = 0, /* For the other side. */
+  KVC_TRANSFER_RUNNING = 1,
+  KVC_TRANSFER_ARRIVED = 2, /* Everything is here and compared. The sender knows. */
+  KVC_TRANSFER_ENDING = 3,  /* It has failed, and something may still be on its way. */
+  KVC_TRANSFER_DONE = 4,    /* Sent; or the sequence is an ordinary one. */
+  KVC_TRANSFER_FAILED = 5
+};
+
+/* What a transfer does. */
+typedef struct kvc_transfer_info {
+  size_t struct_size;
+  kvc_transfer_state state;
+  /* Of ENDING and FAILED, else KVC_OK: KVC_E_PEER (the connection is gone), KVC_E_TIMEOUT (deadline
+   * or idle; a sender may have delivered all the same), KVC_E_CANCELLED, KVC_E_CORRUPT, KVC_E_BUSY
+   * (the ticket is in use), KVC_E_NOT_FOUND (the receiver knows no such transfer),
+   * KVC_E_UNSUPPORTED (another layout), KVC_E_INVALID_ARGUMENT (another model or sequence). */
+  kvc_status status;
+  int32_t is_receiving;
+  int32_t reserved;
+  uint32_t chunks_total;  /* 0 before the two sides have met. */
+  uint32_t chunks_done;
+  uint32_t chunks_resent;
+  uint32_t reserved2;
+  uint64_t bytes_total;
+  uint64_t bytes_done;
+  char message[256];      /* Why it has failed; empty: it has not. */
+  char peer_message[256]; /* What the other side said; empty: nothing. */
+} kvc_transfer_info;
+
+/* Reserves room for a sequence and waits for its sender. *out is owned by the caller:
+ * kvc_transfer_destroy.
+ *
+ * Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
+ *            KVC_E_NEVER_FITS        More pages than the cache has.
+ * Misuse:    KVC_E_INVALID_ARGUMENT  num_tokens < 1, begin or cross_length < 0, model_id, seq < 0.
+ *            KVC_E_NOT_FOUND         begin > 0, and no such sequence.
+ *            KVC_E_OUT_OF_RANGE      begin is not the length; limits of the configuration.
+ *            KVC_E_INVALID_STATE     It has an uncommitted tree or is swapped out; the transport is
+ *                                    closed.
+ *            KVC_E_BUSY              A forward is open.
+ *            KVC_E_UNSUPPORTED       No storage; a pool on CUDA; flags; more layer groups than a
+ *                                    ticket of 4,096 bytes describes.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_transfer_recv(kvc_cache *cache, kvc_transport *transport,
+                                     const kvc_recv_desc *desc, kvc_transfer **out,
+                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* What the sender needs, at most 4,096 bytes; see ARRAYS OUT. It is of use once. It names transport
+ * and tokens, and is to be kept from strangers.
+ *
+ * Misuse:    KVC_E_INVALID_STATE  The transfer sends.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transfer_ticket(const kvc_transfer *transfer, void *KVC_NULLABLE buf,
+                                       size_t *len, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Sends a sequence to the writer of a ticket. *out is owned by the caller: kvc_transfer_destroy.
+ *
+ * Expected:  KVC_E_PEER              Nobody listens at the address of the ticket.
+ * Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; model_id.
+ *            KVC_E_CORRUPT           The ticket is damaged.
+ *            KVC_E_VERSION           The ticket is of another version.
+ *            KVC_E_NOT_FOUND         No such sequence.
+ *            KVC_E_OUT_OF_RANGE      Its length, or its encoder tokens, are not the ticket's.
+ *            KVC_E_INVALID_STATE     It has an uncommitted tree or is swapped out; the transport is
+ *                                    closed.
+ *            KVC_E_BUSY              A forward is open; the ticket is in use here.
+ *            KVC_E_UNSUPPORTED       No storage; a pool on CUDA; a ticket for another engine, or of
+ *                                    another number of layer groups; mode; flags.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_transfer_send(kvc_cache *cache, kvc_transport *transport,
+                                     const kvc_send_desc *desc, kvc_transfer **out,
+                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Fills *out.
+ *
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transfer_query(const kvc_transfer *transfer, kvc_transfer_info *out,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Waits for the end, at most timeout_ns. KVC_OK: all is sent, or the sequence is an ordinary one.
+ * Otherwise the status is that of kvc_transfer_info and the message says why.
+ *
+ * Expected:  KVC_E_TIMEOUT  Not over by then, or the transfer's own (kvc_transfer_query tells).
+ *            KVC_E_BUSY     It has arrived, and a forward is open: wait again after its end.
+ *            Others as kvc_transfer_info.status.
+ * Misuse:    KVC_E_INVALID_STATE  It has arrived, and its cache is gone.
+ * Threading: exclusive, on the cache of a receiving transfer; any for a sending one. To wait beside
+ *            other calls on the cache, wait for kvc_transfer_fence.
+ * Device:    host only. */
+KVC_API kvc_status kvc_transfer_wait(kvc_transfer *transfer, int64_t timeout_ns,
+                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* A fence that is done when the transfer has arrived, is done or has failed. *out is owned by the
+ * caller: kvc_fence_destroy.
+ *
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transfer_fence(const kvc_transfer *transfer, kvc_fence **out,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Ends a transfer; the other side is told. kvc_transfer_wait says when nothing is on its way any
+ * more. One that is over stays as it is. One that has arrived, and is not a sequence yet, is given
+ * up.
+ *
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_transfer_cancel(kvc_transfer *transfer,
+                                       kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Destroys the handle, and cancels what is not over. What has arrived becomes a sequence all the
+ * same. NULL is accepted. A handle may outlive its cache and its transport.
+ *
+ * Threading: any, once. Device: host only. */
+KVC_API void kvc_transfer_destroy(kvc_transfer *KVC_NULLABLE transfer) KVC_NOEXCEPT;
 
 /* ============================================================================================== */
 /* Tiers                                                                                          */

@@ -1434,6 +1434,219 @@ extern "C" {
         len: *mut usize,
         err: *mut kvc_error,
     ) -> kvc_status;
+    /// Opens a transport.
+    ///
+    /// ```text
+    /// *out is owned by the caller: kvc_transport_destroy.
+    ///
+    /// Expected:  KVC_E_ALREADY_EXISTS    desc->address is taken.
+    ///            KVC_E_IO                The system has no pipe or no random bytes (sys_code = errno).
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  desc->address, negative times.
+    ///            KVC_E_UNSUPPORTED       desc->engine, flags.
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transport_open(
+        desc: *const kvc_transport_desc,
+        out: *mut *mut kvc_transport,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Where peers reach it, a text; see ARRAYS OUT.
+    ///
+    /// ```text
+    /// Tickets contain it.
+    ///
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transport_address(
+        transport: *const kvc_transport,
+        buf: *mut c_char,
+        len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// A descriptor that is readable (POLLIN) when kvc_transport_progress has work.
+    ///
+    /// ```text
+    /// The transport owns
+    /// it. Timers do not make it readable: progress is called every desc->beat_ns at least.
+    ///
+    /// Misuse:    KVC_E_INVALID_STATE  Not with KVC_TRANSPORT_MANUAL_PROGRESS.
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transport_fd(
+        transport: *const kvc_transport,
+        out_fd: *mut i32,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Does what is due, after waiting at most timeout_ns for something.
+    ///
+    /// ```text
+    /// Misuse:    KVC_E_INVALID_STATE  Not with KVC_TRANSPORT_MANUAL_PROGRESS.
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transport_progress(
+        transport: *mut kvc_transport,
+        timeout_ns: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Fills \*out.
+    ///
+    /// ```text
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transport_stats_get(
+        transport: *const kvc_transport,
+        out: *mut kvc_transport_stats,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Takes no new transfers, and waits for the open ones.
+    ///
+    /// ```text
+    /// What has not ended after timeout_ns is
+    /// cancelled and broken off. What has arrived stays.
+    ///
+    /// Expected:  KVC_E_TIMEOUT  Transfers were cancelled.
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transport_close(
+        transport: *mut kvc_transport,
+        timeout_ns: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Destroys a transport.
+    ///
+    /// ```text
+    /// Open transfers end as cancelled; their handles stay valid, and what has
+    /// arrived can still be waited for. NULL is accepted.
+    ///
+    /// Threading: any, once. Device: host only.
+    /// ```
+    pub fn kvc_transport_destroy(transport: *mut kvc_transport);
+    /// Reserves room for a sequence and waits for its sender.
+    ///
+    /// ```text
+    /// *out is owned by the caller:
+    /// kvc_transfer_destroy.
+    ///
+    /// Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
+    ///            KVC_E_NEVER_FITS        More pages than the cache has.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  num_tokens < 1, begin or cross_length < 0, model_id, seq < 0.
+    ///            KVC_E_NOT_FOUND         begin > 0, and no such sequence.
+    ///            KVC_E_OUT_OF_RANGE      begin is not the length; limits of the configuration.
+    ///            KVC_E_INVALID_STATE     It has an uncommitted tree or is swapped out; the transport is
+    ///                                    closed.
+    ///            KVC_E_BUSY              A forward is open.
+    ///            KVC_E_UNSUPPORTED       No storage; a pool on CUDA; flags; more layer groups than a
+    ///                                    ticket of 4,096 bytes describes.
+    /// Threading: exclusive. Device: host only.
+    /// ```
+    pub fn kvc_transfer_recv(
+        cache: *mut kvc_cache,
+        transport: *mut kvc_transport,
+        desc: *const kvc_recv_desc,
+        out: *mut *mut kvc_transfer,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// What the sender needs, at most 4,096 bytes; see ARRAYS OUT.
+    ///
+    /// ```text
+    /// It is of use once. It names transport
+    /// and tokens, and is to be kept from strangers.
+    ///
+    /// Misuse:    KVC_E_INVALID_STATE  The transfer sends.
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transfer_ticket(
+        transfer: *const kvc_transfer,
+        buf: *mut c_void,
+        len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Sends a sequence to the writer of a ticket.
+    ///
+    /// ```text
+    /// *out is owned by the caller: kvc_transfer_destroy.
+    ///
+    /// Expected:  KVC_E_PEER              Nobody listens at the address of the ticket.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; model_id.
+    ///            KVC_E_CORRUPT           The ticket is damaged.
+    ///            KVC_E_VERSION           The ticket is of another version.
+    ///            KVC_E_NOT_FOUND         No such sequence.
+    ///            KVC_E_OUT_OF_RANGE      Its length, or its encoder tokens, are not the ticket's.
+    ///            KVC_E_INVALID_STATE     It has an uncommitted tree or is swapped out; the transport is
+    ///                                    closed.
+    ///            KVC_E_BUSY              A forward is open; the ticket is in use here.
+    ///            KVC_E_UNSUPPORTED       No storage; a pool on CUDA; a ticket for another engine, or of
+    ///                                    another number of layer groups; mode; flags.
+    /// Threading: exclusive. Device: host only.
+    /// ```
+    pub fn kvc_transfer_send(
+        cache: *mut kvc_cache,
+        transport: *mut kvc_transport,
+        desc: *const kvc_send_desc,
+        out: *mut *mut kvc_transfer,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Fills \*out.
+    ///
+    /// ```text
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transfer_query(
+        transfer: *const kvc_transfer,
+        out: *mut kvc_transfer_info,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Waits for the end, at most timeout_ns.
+    ///
+    /// ```text
+    /// KVC_OK: all is sent, or the sequence is an ordinary one.
+    /// Otherwise the status is that of kvc_transfer_info and the message says why.
+    ///
+    /// Expected:  KVC_E_TIMEOUT  Not over by then, or the transfer's own (kvc_transfer_query tells).
+    ///            KVC_E_BUSY     It has arrived, and a forward is open: wait again after its end.
+    ///            Others as kvc_transfer_info.status.
+    /// Misuse:    KVC_E_INVALID_STATE  It has arrived, and its cache is gone.
+    /// Threading: exclusive, on the cache of a receiving transfer; any for a sending one. To wait beside
+    ///            other calls on the cache, wait for kvc_transfer_fence.
+    /// Device:    host only.
+    /// ```
+    pub fn kvc_transfer_wait(
+        transfer: *mut kvc_transfer,
+        timeout_ns: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// A fence that is done when the transfer has arrived, is done or has failed.
+    ///
+    /// ```text
+    /// *out is owned by the
+    /// caller: kvc_fence_destroy.
+    ///
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transfer_fence(
+        transfer: *const kvc_transfer,
+        out: *mut *mut kvc_fence,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Ends a transfer; the other side is told.
+    ///
+    /// ```text
+    /// kvc_transfer_wait says when nothing is on its way any
+    /// more. One that is over stays as it is. One that has arrived, and is not a sequence yet, is given
+    /// up.
+    ///
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_transfer_cancel(transfer: *mut kvc_transfer, err: *mut kvc_error) -> kvc_status;
+    /// Destroys the handle, and cancels what is not over.
+    ///
+    /// ```text
+    /// What has arrived becomes a sequence all the
+    /// same. NULL is accepted. A handle may outlive its cache and its transport.
+    ///
+    /// Threading: any, once. Device: host only.
+    /// ```
+    pub fn kvc_transfer_destroy(transfer: *mut kvc_transfer);
     /// Attaches a tier to a cache.
     ///
     /// ```text

@@ -116,6 +116,29 @@ layouts! {
         struct_size @ 0, flags @ 8, path @ 16, data @ 24, size @ 32, read @ 40, user @ 48,
         model_id @ 56, ext @ 64,
     }
+    kvc_transport_desc = 88 {
+        struct_size @ 0, flags @ 8, engine @ 16, address @ 24, idle_ns @ 32, beat_ns @ 40,
+        drain_ns @ 48, tombstone_ns @ 56, bytes_in_flight @ 64, resend_rounds @ 72, reserved @ 76,
+        ext @ 80,
+    }
+    kvc_transport_stats = 88 {
+        struct_size @ 0, transfers_open @ 8, transfers_done @ 16, transfers_failed @ 24,
+        messages_sent @ 32, messages_received @ 40, bytes_sent @ 48, bytes_received @ 56,
+        messages_refused @ 64, messages_damaged @ 72, payloads_damaged @ 80,
+    }
+    kvc_recv_desc = 88 {
+        struct_size @ 0, flags @ 8, seq @ 16, begin @ 24, num_tokens @ 32, cross_length @ 40,
+        deadline_ns @ 48, idle_ns @ 56, priority @ 64, reserved @ 68, model_id @ 72, ext @ 80,
+    }
+    kvc_send_desc = 88 {
+        struct_size @ 0, flags @ 8, seq @ 16, begin @ 24, ticket @ 32, ticket_len @ 40, mode @ 48,
+        reserved @ 52, deadline_ns @ 56, idle_ns @ 64, model_id @ 72, ext @ 80,
+    }
+    kvc_transfer_info = 568 {
+        struct_size @ 0, state @ 8, status @ 12, is_receiving @ 16, reserved @ 20,
+        chunks_total @ 24, chunks_done @ 28, chunks_resent @ 32, reserved2 @ 36, bytes_total @ 40,
+        bytes_done @ 48, message @ 56, peer_message @ 312,
+    }
     kvc_tier_desc = 104 {
         struct_size @ 0, flags @ 8, tier @ 16, shard @ 20, address @ 24, model_id @ 32,
         byte_limit @ 40, queue_bytes @ 48, get_ms @ 56, put_ms @ 60, connect_ms @ 64, reserved @ 68,
@@ -143,7 +166,7 @@ layouts! {
         struct_size @ 0, ext @ 8, executor @ 16, cpu_isa @ 24, full @ 28, attn @ 32, positions @ 40,
         rope @ 48, stream @ 56,
     }
-    kvc_api = 952 {
+    kvc_api = 1072 {
         struct_size @ 0, abi_version @ 8, reserved @ 12, get_abi_version @ 16, version_string @ 24,
         status_name @ 32, has_feature @ 40, device_query @ 48, set_logger @ 56, config_init @ 64,
         plan_create @ 72, plan_destroy @ 80, plan_info_get @ 88, plan_layer_get @ 96,
@@ -172,7 +195,12 @@ layouts! {
         state_file_describe @ 840, seq_reserve @ 848, pages_export @ 856, pages_import @ 864,
         tier_attach @ 872, tier_attach_file @ 880, tier_detach @ 888, tier_flush @ 896,
         tier_stats_get @ 904, op_quantize @ 912, op_dequantize @ 920, cache_trim @ 928,
-        seq_positions @ 936, state_checkpoint_release @ 944,
+        seq_positions @ 936, state_checkpoint_release @ 944, transport_open @ 952,
+        transport_address @ 960, transport_fd @ 968, transport_progress @ 976,
+        transport_stats_get @ 984, transport_close @ 992, transport_destroy @ 1000,
+        transfer_recv @ 1008, transfer_ticket @ 1016, transfer_send @ 1024, transfer_query @ 1032,
+        transfer_wait @ 1040, transfer_fence @ 1048, transfer_cancel @ 1056,
+        transfer_destroy @ 1064,
     }
     DLDevice = 8 {
         device_type @ 0, device_id @ 4,

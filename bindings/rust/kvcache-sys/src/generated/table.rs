@@ -880,4 +880,91 @@ pub struct kvc_api {
         pos: i64,
         err: *mut kvc_error,
     ) -> kvc_status,
+    /// [`kvc_transport_open`]
+    pub transport_open: unsafe extern "C" fn(
+        desc: *const kvc_transport_desc,
+        out: *mut *mut kvc_transport,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transport_address`]
+    pub transport_address: unsafe extern "C" fn(
+        transport: *const kvc_transport,
+        buf: *mut c_char,
+        len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transport_fd`]
+    pub transport_fd: unsafe extern "C" fn(
+        transport: *const kvc_transport,
+        out_fd: *mut i32,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transport_progress`]
+    pub transport_progress: unsafe extern "C" fn(
+        transport: *mut kvc_transport,
+        timeout_ns: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transport_stats_get`]
+    pub transport_stats_get: unsafe extern "C" fn(
+        transport: *const kvc_transport,
+        out: *mut kvc_transport_stats,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transport_close`]
+    pub transport_close: unsafe extern "C" fn(
+        transport: *mut kvc_transport,
+        timeout_ns: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transport_destroy`]
+    pub transport_destroy: unsafe extern "C" fn(transport: *mut kvc_transport),
+    /// [`kvc_transfer_recv`]
+    pub transfer_recv: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        transport: *mut kvc_transport,
+        desc: *const kvc_recv_desc,
+        out: *mut *mut kvc_transfer,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transfer_ticket`]
+    pub transfer_ticket: unsafe extern "C" fn(
+        transfer: *const kvc_transfer,
+        buf: *mut c_void,
+        len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transfer_send`]
+    pub transfer_send: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        transport: *mut kvc_transport,
+        desc: *const kvc_send_desc,
+        out: *mut *mut kvc_transfer,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transfer_query`]
+    pub transfer_query: unsafe extern "C" fn(
+        transfer: *const kvc_transfer,
+        out: *mut kvc_transfer_info,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transfer_wait`]
+    pub transfer_wait: unsafe extern "C" fn(
+        transfer: *mut kvc_transfer,
+        timeout_ns: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transfer_fence`]
+    pub transfer_fence: unsafe extern "C" fn(
+        transfer: *const kvc_transfer,
+        out: *mut *mut kvc_fence,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transfer_cancel`]
+    pub transfer_cancel: unsafe extern "C" fn(
+        transfer: *mut kvc_transfer,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_transfer_destroy`]
+    pub transfer_destroy: unsafe extern "C" fn(transfer: *mut kvc_transfer),
 }

@@ -87,11 +87,11 @@ kinds! {
         KVC_E_CORRUPT = 16,
         /// A file or a function that reads or writes one failed; sys_code = errno.
         KVC_E_IO = 17,
-        /// The time given to kvc_fence_wait is over.
+        /// The time given to a wait or to a transfer is over.
         KVC_E_TIMEOUT = 18,
-        /// Not returned by this version.
+        /// The other side of a transfer is gone.
         KVC_E_PEER = 19,
-        /// Not returned by this version.
+        /// A transfer was cancelled.
         KVC_E_CANCELLED = 20,
         /// Device failure; sticky. sys_code = the device library's code.
         KVC_E_DEVICE = 21,
@@ -1260,6 +1260,189 @@ pub struct kvc_load_desc {
     pub ext: *const kvc_ext,
 }
 
+/// Moves bytes between caches.
+#[repr(C)]
+#[derive(Debug)]
+pub struct kvc_transport {
+    _opaque: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+/// A sequence on its way.
+#[repr(C)]
+#[derive(Debug)]
+pub struct kvc_transfer {
+    _opaque: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+/// No thread: the host program calls kvc_transport_progress.
+pub const KVC_TRANSPORT_MANUAL_PROGRESS: u64 = 1;
+
+/// How a transport is opened. Everything is borrowed for the call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_transport_desc {
+    pub struct_size: usize,
+    /// KVC_TRANSPORT_\*.
+    pub flags: u64,
+    /// "loopback"; NULL: "loopback".
+    pub engine: *const c_char,
+    /// Where peers reach it. "loopback": a name that is new in this process, at most 255 bytes;
+    /// NULL: one is made.
+    pub address: *const c_char,
+    /// The other side said nothing for so long: 5 s.
+    pub idle_ns: i64,
+    /// What was not answered is said again after it: 1 s.
+    pub beat_ns: i64,
+    /// For what is on its way when a transfer ends: 1 s.
+    pub drain_ns: i64,
+    /// Ended transfers are known to late messages: 60 s.
+    pub tombstone_ns: i64,
+    /// Of a sending transfer: 64 MiB.
+    pub bytes_in_flight: u64,
+    /// How often chunks are sent again: 3.
+    pub resend_rounds: i32,
+    /// Must be 0.
+    pub reserved: i32,
+    /// NULL.
+    pub ext: *const kvc_ext,
+}
+
+/// Counters of a transport since it was opened.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_transport_stats {
+    pub struct_size: usize,
+    pub transfers_open: i64,
+    /// Sent, or arrived.
+    pub transfers_done: u64,
+    pub transfers_failed: u64,
+    pub messages_sent: u64,
+    pub messages_received: u64,
+    /// Headers and payloads.
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+    /// For no open transfer, or out of place.
+    pub messages_refused: u64,
+    /// Bytes that are no message.
+    pub messages_damaged: u64,
+    /// Incomplete, or with another digest.
+    pub payloads_damaged: u64,
+}
+
+/// The prefix index gets the blocks of the sequence, and shares those that it has. Without it the
+/// tokens that arrive count as unknown.
+pub const KVC_TRANSFER_PUBLISH: u64 = 1;
+
+/// What is received. Everything is borrowed for the call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_recv_desc {
+    pub struct_size: usize,
+    /// KVC_TRANSFER_\*.
+    pub flags: u64,
+    /// A new id with begin = 0; or a sequence of the cache, to whose tokens, `begin` of them,
+    /// others are appended: what kvc_prefix_attach has found does not travel. A window that it has
+    /// saves pages: those that it hides are not reserved.
+    pub seq: kvc_seq,
+    /// Tokens that the sequence has; they are the sender's.
+    pub begin: i64,
+    /// Tokens that arrive, at least 1: the sender has begin + num_tokens.
+    pub num_tokens: i64,
+    /// Encoder tokens that arrive; 0 with begin > 0.
+    pub cross_length: i64,
+    /// For all of it, from now on: 30 s; negative: none.
+    pub deadline_ns: i64,
+    /// As of the transport, for this transfer; negative: none.
+    pub idle_ns: i64,
+    /// Of its blocks, as kvc_prefix_query.priority; with PUBLISH.
+    pub priority: i32,
+    /// Must be 0.
+    pub reserved: i32,
+    /// The model_id that the sender must give; NULL: any. At most 255 bytes.
+    pub model_id: *const c_char,
+    /// NULL.
+    pub ext: *const kvc_ext,
+}
+
+kinds! {
+    kvc_send_mode: i32 {
+        /// The sequence as it is: it has all tokens of the ticket.
+        KVC_SEND_NOW = 0,
+        /// Layer by layer, as forwards compute them. Not in this version.
+        KVC_SEND_AS_COMPUTED = 1,
+    }
+}
+
+/// What is sent. Everything but `user` is borrowed for the call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_send_desc {
+    pub struct_size: usize,
+    /// Must be 0.
+    pub flags: u64,
+    pub seq: kvc_seq,
+    /// The first token that travels: the receiver's kvc_recv_desc.begin.
+    pub begin: i64,
+    /// Of kvc_transfer_ticket.
+    pub ticket: *const c_void,
+    pub ticket_len: usize,
+    pub mode: kvc_send_mode,
+    /// Must be 0.
+    pub reserved: i32,
+    /// For all of it, from now on: 30 s; negative: none.
+    pub deadline_ns: i64,
+    /// As of the transport, for this transfer; negative: none.
+    pub idle_ns: i64,
+    /// Name of the model and its weights; at most 255 bytes.
+    pub model_id: *const c_char,
+    /// NULL.
+    pub ext: *const kvc_ext,
+}
+
+kinds! {
+    kvc_transfer_state: i32 {
+        /// For the other side.
+        KVC_TRANSFER_WAITING = 0,
+        KVC_TRANSFER_RUNNING = 1,
+        /// Everything is here and compared. The sender knows.
+        KVC_TRANSFER_ARRIVED = 2,
+        /// It has failed, and something may still be on its way.
+        KVC_TRANSFER_ENDING = 3,
+        /// Sent; or the sequence is an ordinary one.
+        KVC_TRANSFER_DONE = 4,
+        KVC_TRANSFER_FAILED = 5,
+    }
+}
+
+/// What a transfer does.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_transfer_info {
+    pub struct_size: usize,
+    pub state: kvc_transfer_state,
+    /// Of ENDING and FAILED, else KVC_OK: KVC_E_PEER (the connection is gone), KVC_E_TIMEOUT
+    /// (deadline or idle; a sender may have delivered all the same), KVC_E_CANCELLED,
+    /// KVC_E_CORRUPT, KVC_E_BUSY (the ticket is in use), KVC_E_NOT_FOUND (the receiver knows no
+    /// such transfer), KVC_E_UNSUPPORTED (another layout), KVC_E_INVALID_ARGUMENT (another model or
+    /// sequence).
+    pub status: kvc_status,
+    pub is_receiving: i32,
+    pub reserved: i32,
+    /// 0 before the two sides have met.
+    pub chunks_total: u32,
+    pub chunks_done: u32,
+    pub chunks_resent: u32,
+    pub reserved2: u32,
+    pub bytes_total: u64,
+    pub bytes_done: u64,
+    /// Why it has failed; empty: it has not.
+    pub message: [c_char; 256],
+    /// What the other side said; empty: nothing.
+    pub peer_message: [c_char; 256],
+}
+
 /// Where a tier is. Everything is borrowed for the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -1549,6 +1732,11 @@ sized_structs! {
     kvc_event
     kvc_save_desc
     kvc_load_desc
+    kvc_transport_desc
+    kvc_transport_stats
+    kvc_recv_desc
+    kvc_send_desc
+    kvc_transfer_info
     kvc_tier_desc
     kvc_tier_stats
     kvc_linear_opt

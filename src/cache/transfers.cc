@@ -1,0 +1,579 @@
+#include "src/cache/transfers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/base/math.h"
+#include "src/cache/cache_core.h"
+#include "src/cache/cache_forward.h"
+#include "src/cache/context_shift.h"
+#include "src/cache/page_bytes.h"
+#include "src/cache/state_file.h"
+#include "src/cache/transfer_chunks.h"
+#include "src/plan/layout.h"
+#include "src/sequences/sequences.h"
+
+namespace kvc {
+namespace {
+
+// A sequence with windows is reserved so many tokens at a time: a window gives back what it has
+// passed before the next ones need pages.
+constexpr int64_t kReservedAtOnce = 1024;
+
+void require_cpu(const CacheCore& core, const char* function) {
+  core.require_storage(function);
+  if (core.spec().is_on_gpu())
+    fail(KVC_E_UNSUPPORTED, "%s: the pool is on a device of type CUDA (2), expected CPU (1)",
+         function);
+}
+
+TransferShape shape_of(const CacheCore& core, const Sequence& sequence, int64_t begin) {
+  TransferShape shape{begin, sequence.length, sequence.cross_length, {}};
+  for (size_t group = 0; group < core.spec().groups.size(); ++group) {
+    const PageTable& table = sequence.tables[group];
+    shape.groups.push_back({table.sink_kept, table.kept_begin});
+  }
+  return shape;
+}
+
+std::vector<PageId> pages_of(const PageTable& table) {
+  std::vector<PageId> pages(static_cast<size_t>(table.pages.size()), kNoPage);
+  table.pages.for_each([&](int64_t place, PageId page) { pages[place] = page; });
+  return pages;
+}
+
+void check_equal(int64_t theirs, int64_t mine, const char* what) {
+  if (theirs == mine) return;
+  fail_with(KVC_E_INVALID_ARGUMENT, theirs, "the sender has %lld %s, the receiver expects %lld",
+            ll(theirs), what, ll(mine));
+}
+
+void note_news(TransferLink& link) noexcept { link.news.fetch_add(1, std::memory_order_release); }
+
+}  // namespace
+
+// ---- What a machine reads and writes
+
+class ReceiveTransfer final : public Transfer, public ReceiveTarget {
+ public:
+  ReceiveTransfer(const TransferId& id, CacheCore& core, std::shared_ptr<TransferLink> link,
+                  const Sequence& sequence, const ReceiveRequest& request)
+      : Transfer(id),
+        request(request),
+        shape(shape_of(core, sequence, request.begin)),
+        plan_(core.plan),
+        pool_(core.pool),
+        link_(std::move(link)) {
+    for (const PageTable& table : sequence.tables) pages_.push_back(pages_of(table));
+    keys_ = sequence.history.keys;
+  }
+
+  std::string fingerprint() const { return layout_fingerprint(layout_text(plan_->spec())); }
+
+  const ReceiveRequest request;
+  const TransferShape shape;
+  std::byte* state = nullptr;   // Memory of the state slot.
+  std::vector<KeptRange> kept;  // [layer group] By both sides; set by begin().
+  SequenceImage image;          // Set by finish().
+
+ private:
+  ReceiveTarget* target() override { return this; }
+  const ReceiveTarget* target() const override { return this; }
+  void on_news() noexcept override { note_news(*link_); }
+
+  void begin(const Hello& hello) override {
+    if (!hello.layout.empty()) {
+      fail(KVC_E_UNSUPPORTED, "the sender has another layout: %s",
+           layout_difference(layout_text(plan_->spec()), "the receiver", hello.layout, "the sender")
+               .c_str());
+    }
+    if (!request.model_id.empty() && hello.model_id != request.model_id) {
+      fail(KVC_E_INVALID_ARGUMENT, "the receiver waits for model_id \"%.100s\", not \"%.100s\"",
+           request.model_id.c_str(), hello.model_id.c_str());
+    }
+    check_equal(hello.shape.length, shape.length, "tokens");
+    check_equal(hello.shape.cross_length, shape.cross_length, "encoder tokens");
+    check_equal(static_cast<int64_t>(hello.shape.groups.size()),
+                static_cast<int64_t>(shape.groups.size()), "layer groups");
+    kept.clear();
+    for (size_t group = 0; group < shape.groups.size(); ++group)
+      kept.push_back(kept_by_both(shape.groups[group], hello.shape.groups[group]));
+    chunks_ = std::make_unique<TransferChunks>(*plan_, shape, hello.shape);
+  }
+
+  uint32_t num_chunks() const override { return static_cast<uint32_t>(chunks_->chunks().size()); }
+  uint64_t chunk_bytes(uint32_t chunk) const override { return chunks_->chunk_bytes(chunk); }
+
+  std::vector<IoRange> chunk_ranges(uint32_t index) override {
+    const TransferChunks::Chunk& chunk = chunks_->chunks()[index];
+    std::vector<IoRange> ranges;
+    if (chunk.group < 0) {
+      ranges.push_back({state + chunk.first, static_cast<size_t>(chunk.count)});
+      return ranges;
+    }
+    const auto group = static_cast<size_t>(chunk.group);
+    for (int64_t i = chunk.first; i < chunk.first + chunk.count; ++i)
+      chunks_->add_page(pool_, group, pages_[group][chunks_->places(group)[i]], &ranges);
+    return ranges;
+  }
+
+  void finish(std::span<const std::byte> description) override {
+    StateFileImage sent = decode_state_file(description);
+    if (sent.sequences.size() != 1)
+      fail(KVC_E_CORRUPT, "the sender describes %zu sequences, expected 1", sent.sequences.size());
+    SequenceImage& sequence = sent.sequences.front();
+    check_equal(sequence.length, shape.length, "tokens");
+    check_equal(sequence.cross_length, shape.cross_length, "encoder tokens");
+    check_sequence(sequence, plan_->spec());
+    const bool may_have_one = state != nullptr && sequence.checkpoints.size() == 1;
+    for (const CheckpointImage& checkpoint : sequence.checkpoints) {
+      if (!may_have_one || checkpoint.position != shape.length)
+        fail_with(KVC_E_CORRUPT, checkpoint.position,
+                  "the sender describes a checkpoint at %lld, expected the end (%lld)",
+                  ll(checkpoint.position), ll(shape.length));
+    }
+    // What both know of the tokens that do not travel has to agree.
+    const size_t num_keys =
+        std::min({keys_.size(), sequence.history.keys.size(),
+                  static_cast<size_t>(shape.begin / plan_->spec().prefix_block())});
+    for (size_t i = 0; i < num_keys; ++i) {
+      if (keys_[i] == sequence.history.keys[i]) continue;
+      fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(i),
+                "block %zu of the %lld tokens that the receiver has is another one than the "
+                "sender's",
+                i, ll(shape.begin));
+    }
+    image = std::move(sequence);
+  }
+
+  uint64_t most_fin_bytes() const override {
+    constexpr uint64_t kFixed = uint64_t{1} << 20;
+    constexpr uint64_t kPerToken = 64;  // Ids, keys, positions.
+    return kFixed + num_chunks() * sizeof(uint64_t) +
+           static_cast<uint64_t>(shape.length) * kPerToken;
+  }
+
+  std::shared_ptr<const Plan> plan_;
+  const PagePool& pool_;
+  std::shared_ptr<TransferLink> link_;
+  std::vector<std::vector<PageId>> pages_;  // [layer group][place]
+  std::vector<BlockKey> keys_;              // For the tokens that the receiver has.
+  std::unique_ptr<TransferChunks> chunks_;
+};
+
+class SendTransfer final : public Transfer, public SendSource {
+ public:
+  // Holds the pages that travel. Throws Error, std::bad_alloc.
+  SendTransfer(const Ticket& ticket, CacheCore& core, std::shared_ptr<TransferLink> link,
+               const Sequence& sequence, std::string model_id)
+      : Transfer(ticket.id),
+        pool_(core.pool),
+        link_(std::move(link)),
+        chunks_(*core.plan, ticket.shape, shape_of(core, sequence, ticket.shape.begin)) {
+    hello_.shape = shape_of(core, sequence, ticket.shape.begin);
+    hello_.model_id = std::move(model_id);
+    const std::string layout = layout_text(core.spec());
+    if (layout_fingerprint(layout) != ticket.fingerprint) hello_.layout = layout;
+    const Layout& bytes = core.plan->layout();
+    const UnusedBytes unused(*core.plan);
+    for (size_t group = 0; group < core.spec().groups.size(); ++group) {
+      const GroupSpec& spec = core.group(group);
+      std::vector<PageId>& pages = pages_.emplace_back(pages_of(sequence.tables[group]));
+      const int64_t stored = sequence.stored(spec.is_cross);
+      std::vector<std::byte>& last = last_pages_.emplace_back();
+      for (const int64_t place : chunks_.places(group)) {
+        const int64_t tokens = stored - place * spec.page_size;
+        if (tokens >= spec.page_size) {
+          held.pages.push_back(pages[place]);
+          continue;
+        }
+        // Whoever appends next writes behind the last token: a copy goes, and nothing of others.
+        last.resize(static_cast<size_t>(bytes.group_bytes[group]));
+        core.device->read_pages(&pages[place], 1, bytes.group_bytes[group], last.data(),
+                                kOwnStream);
+        unused.clear_page(group, tokens, last.data());
+        last_place_of_group_.resize(group + 1, -1);
+        last_place_of_group_[group] = place;
+      }
+    }
+    last_place_of_group_.resize(core.spec().groups.size(), -1);
+    if (bytes.state_slot_bytes != 0 && sequence.length != 0) {
+      state_.resize(static_cast<size_t>(bytes.state_slot_bytes));
+      core.device->read_bytes(state_.data(), core.states.memory().slot(sequence.state),
+                              bytes.state_slot_bytes, kOwnStream);
+      unused.clear_state(state_.data());
+    }
+    StateFileImage image;
+    SequenceImage& out = image.sequences.emplace_back();
+    out.id = sequence.id;
+    out.length = sequence.length;
+    out.cross_length = sequence.cross_length;
+    out.window = sequence.window;
+    out.sink = sequence.sink;
+    out.segments = sequence.segments;
+    out.lead = sequence.lead;
+    out.first_unwritten = sequence.first_unwritten;
+    out.history = sequence.history;
+    // A checkpoint at the end is the state that travels.
+    if (!sequence.checkpoints.empty() && sequence.checkpoints.back().position == sequence.length)
+      out.checkpoints.push_back(
+          {sequence.length, 0, sequence.checkpoints.back().is_automatic ? 1 : 0});
+    description_ = encode(image);
+  }
+
+  HeldPages held;
+
+ private:
+  SendSource* source() override { return this; }
+  void on_news() noexcept override { note_news(*link_); }
+
+  uint32_t num_chunks() const override { return static_cast<uint32_t>(chunks_.chunks().size()); }
+  std::vector<IoRange> chunk_ranges(uint32_t index) override {
+    const TransferChunks::Chunk& chunk = chunks_.chunks()[index];
+    std::vector<IoRange> ranges;
+    if (chunk.group < 0) {
+      ranges.push_back({state_.data() + chunk.first, static_cast<size_t>(chunk.count)});
+      return ranges;
+    }
+    const auto group = static_cast<size_t>(chunk.group);
+    for (int64_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
+      const int64_t place = chunks_.places(group)[i];
+      if (place == last_place_of_group_[group]) {
+        chunks_.add_packed(last_pages_[group].data(), group, &ranges);
+      } else {
+        chunks_.add_page(pool_, group, pages_[group][place], &ranges);
+      }
+    }
+    return ranges;
+  }
+  std::vector<std::byte> hello() override { return encode(hello_); }
+  std::vector<std::byte> description() override { return description_; }
+
+  const PagePool& pool_;
+  std::shared_ptr<TransferLink> link_;
+  TransferChunks chunks_;
+  Hello hello_;
+  std::vector<std::vector<PageId>> pages_;          // [layer group][place]
+  std::vector<std::vector<std::byte>> last_pages_;  // [layer group] A copy of a partial page.
+  std::vector<int64_t> last_place_of_group_;        // Its place; -1: there is none.
+  std::vector<std::byte> state_;
+  std::vector<std::byte> description_;
+};
+
+// ---- The cache's side
+
+struct CacheTransfers::Receiving {
+  std::shared_ptr<ReceiveTransfer> transfer;
+  std::shared_ptr<Transport> transport;
+  std::unique_ptr<Sequence> before;  // The sequence as it was; null: it did not exist.
+  HeldPages held;                    // Those of `before`, and the new state.
+};
+
+struct CacheTransfers::Sending {
+  std::shared_ptr<SendTransfer> transfer;
+  std::shared_ptr<Transport> transport;
+};
+
+CacheTransfers::CacheTransfers(CacheCore& core, CacheForward& forward)
+    : core_(core), forward_(forward), link_(std::make_shared<TransferLink>()) {
+  link_->owner = this;
+}
+
+CacheTransfers::~CacheTransfers() {
+  for (const std::unique_ptr<Receiving>& one : receiving_) one->transport->quiesce(*one->transfer);
+  for (const std::unique_ptr<Sending>& one : sending_) one->transport->quiesce(*one->transfer);
+  link_->owner = nullptr;
+}
+
+void CacheTransfers::require_none(const char* action) const {
+  const auto count = static_cast<int64_t>(receiving_.size() + sending_.size());
+  if (count != 0)
+    fail_with(KVC_E_BUSY, count, "cannot %s: %lld transfers are open, expected 0", action,
+              ll(count));
+}
+
+void CacheTransfers::drop(HeldPages& held) noexcept {
+  std::erase(core_.holds, &held);
+  for (const PageId page : held.pages) core_.allocator.drop_ref(page);
+  for (const StateSlot slot : held.states) core_.states.drop_ref(slot);
+  held = {};
+}
+
+// Appends the tokens without content, as kvc_seq_reserve does.
+void CacheTransfers::reserve(const ReceiveRequest& request, bool is_new) {
+  if (is_new) core_.sequences.add(request.seq);
+  int64_t most = request.num_tokens;
+  if (core_.spec().max_tokens_per_forward != 0)
+    most = std::min(most, core_.spec().max_tokens_per_forward);
+  const Sequence& sequence = core_.sequences.get(request.seq);
+  if (core_.spec().has_windows() || sequence.window != 0) most = std::min(most, kReservedAtOnce);
+  int64_t cross = request.cross_length;
+  for (int64_t left = request.num_tokens; left > 0;) {
+    const int64_t count = std::min(most, left);
+    const BatchRequest batch{.num_seqs = 1,
+                             .seqs = &request.seq,
+                             .append_lengths = &count,
+                             .cross_lengths = cross == 0 ? nullptr : &cross};
+    (void)forward_.begin(batch, {}, {.is_partial = true}, kOwnStream);
+    forward_.end();
+    left -= count;
+    cross = 0;
+  }
+}
+
+// The sequence is as it was before the transfer.
+void CacheTransfers::undo(kvc_seq id, std::unique_ptr<Sequence> before) noexcept {
+  Sequence& sequence = core_.sequences.get(id);
+  sequence.is_arriving = false;
+  core_.publisher.release(sequence);
+  core_.sequences.remove(id);
+  if (before != nullptr) core_.sequences.adopt(std::move(before));
+}
+
+std::shared_ptr<Transfer> CacheTransfers::receive(const std::shared_ptr<Transport>& transport,
+                                                  const ReceiveRequest& request) {
+  require_cpu(core_, "kvc_transfer_recv");
+  core_.require_closed("receive");
+  settle();
+  const bool is_new = core_.sequences.find(request.seq) == nullptr;
+  if (is_new) {
+    if (request.begin != 0) (void)core_.sequences.get(request.seq);
+    core_.sequences.check_new_id(request.seq, "desc.seq");
+  }
+  Sequence* sequence = is_new ? nullptr : &core_.sequences.get_settled(request.seq, "receive");
+  if (sequence != nullptr && request.begin != sequence->length) {
+    fail_with(KVC_E_OUT_OF_RANGE, request.begin,
+              "desc.begin = %lld, sequence %lld has %lld tokens: a transfer appends to them",
+              ll(request.begin), ll(request.seq), ll(sequence->length));
+  }
+  if (request.cross_length != 0 && request.begin != 0) {
+    fail_with(KVC_E_INVALID_ARGUMENT, request.cross_length,
+              "desc.cross_length = %lld with desc.begin = %lld: encoder tokens come with the first",
+              ll(request.cross_length), ll(request.begin));
+  }
+  auto one = std::make_unique<Receiving>();
+  one->transport = transport;
+  receiving_.reserve(receiving_.size() + 1);
+  core_.holds.reserve(core_.holds.size() + 1);
+  if (sequence != nullptr) {
+    one->before = core_.sequences.copy_of(*sequence);
+    for (const PageTable& table : sequence->tables)
+      table.pages.for_each([&](int64_t, PageId page) { one->held.pages.push_back(page); });
+    for (const Checkpoint& checkpoint : sequence->checkpoints) {
+      if (checkpoint.slot != kInitialState) one->held.states.push_back(checkpoint.slot);
+    }
+    if (sequence->state != kInitialState) one->held.states.push_back(sequence->state);
+  }
+  one->held.states.reserve(one->held.states.size() + 1);
+  for (const PageId page : one->held.pages) core_.allocator.add_ref(page);
+  for (const StateSlot slot : one->held.states) core_.states.add_ref(slot);
+  if (sequence != nullptr) {
+    sequence->invalidate_tables();
+    for (PageTable& table : sequence->tables) table.owns_last = false;
+  }
+  core_.holds.push_back(&one->held);
+  try {
+    reserve(request, is_new);
+    StateSlot slot = kInitialState;
+    if (core_.states.is_used()) {
+      const int64_t pages = core_.states.slot_pages();
+      const int64_t missing = std::max<int64_t>(0, pages - core_.allocator.num_available());
+      const int64_t missing_states = core_.states.missing(1);
+      if (missing + missing_states > 0) {
+        fail_with(KVC_E_NO_PAGES, missing + missing_states,
+                  "the state of the sequence lacks %lld pages and %lld state slots", ll(missing),
+                  ll(missing_states));
+      }
+      if (pages > core_.allocator.num_free()) core_.index.eviction().evict_for(pages, kOwnStream);
+      if (core_.states.to_evict(1) > 0) core_.index.eviction().evict_states_for(1);
+      core_.states.prepare(1);
+      slot = core_.states.take();
+      one->held.states.push_back(slot);
+    }
+    Sequence& arriving = core_.sequences.get(request.seq);
+    one->transfer =
+        std::make_shared<ReceiveTransfer>(random_transfer_id(), core_, link_, arriving, request);
+    if (slot != kInitialState) one->transfer->state = core_.states.memory().slot(slot);
+    (void)ticket_of(*one->transfer, *transport);  // It may be too long.
+    transport->receive(one->transfer, request.lifetime, request.idle);
+    arriving.is_arriving = true;
+  } catch (...) {
+    if (core_.sequences.find(request.seq) != nullptr) undo(request.seq, std::move(one->before));
+    drop(one->held);
+    throw;
+  }
+  core_.note_pages_used();
+  std::shared_ptr<Transfer> transfer = one->transfer;
+  receiving_.push_back(std::move(one));
+  return transfer;
+}
+
+std::vector<std::byte> CacheTransfers::ticket_of(const Transfer& transfer,
+                                                 const Transport& transport) {
+  const auto* receive = dynamic_cast<const ReceiveTransfer*>(&transfer);
+  if (receive == nullptr)
+    fail(KVC_E_INVALID_STATE, "the transfer sends: the receiving side has the ticket");
+  Ticket ticket;
+  ticket.id = transfer.id();
+  ticket.epoch = transport.epoch();
+  ticket.engine = transport.engine_name();
+  ticket.address = transport.address();
+  ticket.fingerprint = receive->fingerprint();
+  ticket.shape = receive->shape;
+  return encode(ticket);
+}
+
+std::shared_ptr<Transfer> CacheTransfers::send(const std::shared_ptr<Transport>& transport,
+                                               const Ticket& ticket, const SendRequest& request) {
+  require_cpu(core_, "kvc_transfer_send");
+  core_.require_closed("send");
+  settle();
+  Sequence& sequence = core_.sequences.get_settled(request.seq, "send");
+  const TransferShape& shape = ticket.shape;
+  if (request.begin != shape.begin) {
+    fail_with(KVC_E_INVALID_ARGUMENT, request.begin,
+              "desc.begin = %lld, the ticket waits for tokens from %lld on", ll(request.begin),
+              ll(shape.begin));
+  }
+  if (sequence.length != shape.length) {
+    fail_with(KVC_E_OUT_OF_RANGE, sequence.length,
+              "sequence %lld has %lld tokens, the ticket waits for %lld", ll(request.seq),
+              ll(sequence.length), ll(shape.length));
+  }
+  if (sequence.cross_length != shape.cross_length) {
+    fail_with(KVC_E_OUT_OF_RANGE, sequence.cross_length,
+              "sequence %lld has %lld encoder tokens, the ticket waits for %lld", ll(request.seq),
+              ll(sequence.cross_length), ll(shape.cross_length));
+  }
+  if (ticket.engine != transport->engine_name()) {
+    fail(KVC_E_UNSUPPORTED, "the ticket is for engine \"%.50s\", the transport has \"%s\"",
+         ticket.engine.c_str(), transport->engine_name());
+  }
+  if (shape.groups.size() != core_.spec().groups.size()) {
+    fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(shape.groups.size()),
+              "the receiver has another layout: %zu layer groups, the sender %zu",
+              shape.groups.size(), core_.spec().groups.size());
+  }
+  auto one = std::make_unique<Sending>();
+  one->transport = transport;
+  one->transfer = std::make_shared<SendTransfer>(ticket, core_, link_, sequence, request.model_id);
+  sending_.reserve(sending_.size() + 1);
+  core_.holds.reserve(core_.holds.size() + 1);
+  HeldPages& held = one->transfer->held;
+  for (const PageId page : held.pages) core_.allocator.add_ref(page);
+  core_.holds.push_back(&held);
+  try {
+    transport->send(one->transfer, ticket, request.lifetime, request.idle);
+  } catch (...) {
+    drop(held);
+    throw;
+  }
+  sequence.invalidate_tables();
+  for (PageTable& table : sequence.tables) table.owns_last = false;
+  std::shared_ptr<Transfer> transfer = one->transfer;
+  sending_.push_back(std::move(one));
+  return transfer;
+}
+
+// ---- Ends
+
+// The state that has arrived is that of the end. Those that the reservation took there, without a
+// state, go.
+void CacheTransfers::take_state(Receiving& one, Sequence& sequence,
+                                const SequenceImage& image) noexcept {
+  while (!sequence.checkpoints.empty() &&
+         sequence.checkpoints.back().position > one.transfer->shape.begin) {
+    core_.states.drop_ref(sequence.checkpoints.back().slot);
+    sequence.checkpoints.pop_back();
+  }
+  core_.states.drop_ref(sequence.state);
+  sequence.state = one.held.states.back();  // With its reference.
+  one.held.states.pop_back();
+  for (const CheckpointImage& checkpoint : image.checkpoints) {
+    core_.states.add_ref(sequence.state);
+    sequence.checkpoints.push_back(
+        {checkpoint.position, sequence.state, checkpoint.is_automatic != 0});
+  }
+}
+
+void CacheTransfers::commit(Receiving& one) {
+  ReceiveTransfer& transfer = *one.transfer;
+  Sequence& sequence = core_.sequences.get(transfer.request.seq);
+  SequenceImage image = transfer.image;
+  const bool keeps_leads = keeps_key_leads(core_);
+  LeadSettler settler(core_, keeps_leads || image.lead.ahead == 0 ? 0 : image.length);
+  core_.index.reserve(static_cast<int64_t>(image.history.keys.size()) +
+                      core_.forward.batch().num_new_blocks());
+  sequence.checkpoints.reserve(sequence.checkpoints.size() + image.checkpoints.size());
+  // Nothing throws from here on.
+  sequence.is_arriving = false;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (!core_.group(group).is_cross)
+      core_.sequences.trimmer().keep_only(sequence, group, transfer.kept[group].sink_kept,
+                                          transfer.kept[group].kept_begin);
+  }
+  sequence.window = image.window;
+  sequence.sink = image.sink;
+  sequence.segments = std::move(image.segments);
+  sequence.lead = image.lead;
+  sequence.first_unwritten = image.first_unwritten;
+  if (transfer.request.publishes) {
+    sequence.history = std::move(image.history);
+    sequence.history.num_published = 0;
+    sequence.history.priority = transfer.request.priority;
+  } else if (image.history.has_diverged) {
+    sequence.history.diverge();
+  }
+  if (transfer.state != nullptr) take_state(one, sequence, image);
+  sequence.invalidate_tables();
+  if (!keeps_leads) settler.settle(sequence);
+  core_.publisher.publish(sequence, kOwnStream);
+  core_.note_pages_used();
+}
+
+void CacheTransfers::try_settle() noexcept {
+  try {
+    settle();
+  } catch (const std::exception&) {
+    // A later call does it.
+  }
+}
+
+void CacheTransfers::settle() {
+  if (!has_news() || core_.forward.is_open()) return;
+  link_->news.store(0, std::memory_order_relaxed);
+  try {
+    for (size_t i = 0; i < receiving_.size();) {
+      Receiving& one = *receiving_[i];
+      const TransferState state = one.transport->report(*one.transfer).state;
+      if (state == TransferState::kArrived) {
+        commit(one);
+        one.transport->mark_done(*one.transfer);
+      } else if (state == TransferState::kFailed) {
+        undo(one.transfer->request.seq, std::move(one.before));
+      } else {
+        ++i;
+        continue;
+      }
+      drop(one.held);
+      receiving_.erase(receiving_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  } catch (...) {
+    note_news(*link_);
+    throw;
+  }
+  for (size_t i = 0; i < sending_.size();) {
+    Sending& one = *sending_[i];
+    const TransferState state = one.transport->report(*one.transfer).state;
+    if (state != TransferState::kDone && state != TransferState::kFailed) {
+      ++i;
+      continue;
+    }
+    drop(one.transfer->held);
+    sending_.erase(sending_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+}  // namespace kvc

@@ -1,0 +1,238 @@
+#include "src/transfer/sender.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/error.h"
+
+namespace kvc {
+
+Sender::Sender(SendSource* source, const TransferId& id, uint64_t epoch, uint64_t peer_epoch,
+               PeerId peer, const TransferLimits& limits, int64_t now, int64_t deadline)
+    : source_(source),
+      id_(id),
+      epoch_(epoch),
+      peer_epoch_(peer_epoch),
+      peer_(peer),
+      limits_(limits),
+      deadline_(deadline),
+      chunks_(source->num_chunks()),
+      hello_(source->hello()),
+      last_heard_(now),
+      last_said_(now) {
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    queue_.push_back(chunk);
+    chunks_[chunk].is_queued = true;
+    bytes_total_ += total_bytes(source_->chunk_ranges(chunk));
+  }
+  say_hello(now);
+}
+
+TransferProgress Sender::progress() const {
+  return {.chunks_total = static_cast<uint32_t>(chunks_.size()),
+          .chunks_done = num_sent_,
+          .bytes_total = bytes_total_,
+          .bytes_done = bytes_done_,
+          .resent = num_resent_};
+}
+
+Message Sender::message_of(MessageKind kind) const {
+  Message message;
+  message.kind = kind;
+  message.is_for_receiver = true;
+  message.id = id_;
+  message.from_epoch = epoch_;
+  message.to_epoch = peer_epoch_;
+  return message;
+}
+
+void Sender::say(Message message, std::vector<IoRange> ranges, int64_t now) {
+  last_said_ = now;
+  message.payload_bytes = total_bytes(ranges);
+  if (message.payload_bytes != 0) {
+    message.digest = digest_of(ranges);
+    ++num_out_;
+    if (message.kind == MessageKind::kData) {
+      Chunk& chunk = chunks_[message.chunk];
+      chunk.digest = message.digest;
+      chunk.is_out = true;
+      bytes_out_ += message.payload_bytes;
+    } else {
+      ++num_bodies_out_;
+    }
+  }
+  outgoing_.push_back({std::move(message), std::move(ranges), 0});
+}
+
+void Sender::say_hello(int64_t now) {
+  say(message_of(MessageKind::kHello), {{hello_.data(), hello_.size()}}, now);
+}
+
+void Sender::say_fin(int64_t now) {
+  say(message_of(MessageKind::kFin), {{fin_.data(), fin_.size()}}, now);
+}
+
+// Puts out what may be in flight. FIN follows when every chunk has left.
+void Sender::go_on(int64_t now) {
+  if (state_ != State::kSending) return;
+  while (!queue_.empty()) {
+    const uint32_t index = queue_.front();
+    if (chunks_[index].is_out) break;  // The same one is on its way: it ends first.
+    std::vector<IoRange> ranges = source_->chunk_ranges(index);
+    const uint64_t bytes = total_bytes(ranges);
+    if (bytes_out_ != 0 && bytes_out_ + bytes > limits_.bytes_in_flight) break;
+    queue_.pop_front();
+    chunks_[index].is_queued = false;
+    Message message = message_of(MessageKind::kData);
+    message.chunk = index;
+    say(std::move(message), std::move(ranges), now);
+  }
+  if (!queue_.empty() || num_out_ != 0) return;
+  Fin fin;
+  for (const Chunk& chunk : chunks_) fin.digests.push_back(chunk.digest);
+  fin.description = source_->description();
+  fin_ = encode(fin);
+  state_ = State::kFinishing;
+  say_fin(now);
+}
+
+void Sender::on_message(PeerId from, const Message& message, int64_t now) {
+  if (message.from_epoch != peer_epoch_ || message.to_epoch != epoch_) return;
+  last_heard_ = now;
+  if (is_over() || state_ == State::kClosing) return;
+  if (from != peer_ && peer_ != 0) return;
+  switch (message.kind) {
+    case MessageKind::kAccept:
+      if (state_ == State::kGreeting) {
+        state_ = State::kSending;
+        go_on(now);
+      }
+      return;
+    case MessageKind::kAck:
+      // An answer to an earlier FIN is one to this: nothing of the sequence has changed.
+      if (state_ == State::kFinishing || state_ == State::kSending) {
+        end_ = {};
+        state_ = State::kClosing;
+        drain_until_ = later(now, limits_.drain);
+        settle();
+      }
+      return;
+    case MessageKind::kNack:
+      if (message.status != KVC_OK) {
+        end(message.status, "the receiver has refused the transfer", message.text,
+            MessageKind::kCancelled, now);
+        return;
+      }
+      if (state_ != State::kFinishing && state_ != State::kSending) return;
+      if (state_ == State::kFinishing && ++num_rounds_ > limits_.resend_rounds) {
+        end(KVC_E_CORRUPT, "chunks were missing after they had been sent again", message.text,
+            MessageKind::kCancel, now);
+        return;
+      }
+      for (const uint32_t chunk : message.chunks) {
+        if (chunk >= chunks_.size() || chunks_[chunk].is_queued) continue;
+        queue_.push_back(chunk);
+        chunks_[chunk].is_queued = true;
+        ++num_resent_;
+      }
+      state_ = State::kSending;
+      go_on(now);
+      return;
+    case MessageKind::kCancel:
+      end(message.status == KVC_OK ? KVC_E_CANCELLED : message.status,
+          "the receiver has ended the transfer", message.text, MessageKind::kCancelled, now);
+      return;
+    case MessageKind::kHello:
+    case MessageKind::kData:
+    case MessageKind::kFin:
+    case MessageKind::kBeat:
+    case MessageKind::kCancelled: return;
+  }
+}
+
+void Sender::on_sent(const Message& message, int64_t now) {
+  --num_out_;
+  if (message.kind == MessageKind::kData) {
+    Chunk& chunk = chunks_[message.chunk];
+    chunk.is_out = false;
+    bytes_out_ -= message.payload_bytes;
+    if (!chunk.was_sent) {
+      chunk.was_sent = true;
+      ++num_sent_;
+      bytes_done_ += message.payload_bytes;
+    }
+  } else {
+    --num_bodies_out_;
+  }
+  go_on(now);
+  settle();
+}
+
+void Sender::end(kvc_status status, std::string text, std::string peer_text, MessageKind last,
+                 int64_t now) {
+  if (is_over() || state_ == State::kEnding || state_ == State::kClosing) return;
+  end_ = {status, std::move(text), std::move(peer_text)};
+  state_ = State::kEnding;
+  queue_.clear();
+  drain_until_ = later(now, limits_.drain);
+  if (peer_ != 0) {
+    Message message = message_of(last);
+    if (last == MessageKind::kCancel) {
+      message.status = end_.status;
+      message.text = end_.text;
+    }
+    say(std::move(message), {}, now);
+  }
+  settle();
+}
+
+void Sender::settle() {
+  if (num_out_ != 0 || (state_ != State::kEnding && state_ != State::kClosing)) return;
+  state_ = state_ == State::kEnding ? State::kFailed : State::kDone;
+  wants_close_ = false;
+  drain_until_ = kNever;
+}
+
+void Sender::on_closed(PeerId peer, int64_t now) {
+  if (peer != peer_) return;
+  peer_ = 0;
+  end(KVC_E_PEER, "the connection to the receiver is gone", {}, MessageKind::kCancel, now);
+}
+
+void Sender::on_time(int64_t now) {
+  if (is_over()) return;
+  if (state_ == State::kEnding || state_ == State::kClosing) {
+    if (now >= drain_until_) {
+      wants_close_ = true;
+      drain_until_ = kNever;
+    }
+    return;
+  }
+  if (now >= deadline_) {
+    end(KVC_E_TIMEOUT, "the deadline of the transfer is over", {}, MessageKind::kCancel, now);
+  } else if (now >= later(last_heard_, limits_.idle)) {
+    end(KVC_E_TIMEOUT, "the receiver has said nothing for too long: it may have everything", {},
+        MessageKind::kCancel, now);
+  } else if (now >= later(last_said_, limits_.beat)) {
+    // What has not been answered is said again, unless the last one is still on its way.
+    if (state_ == State::kGreeting && num_bodies_out_ == 0) {
+      say_hello(now);
+    } else if (state_ == State::kFinishing && num_bodies_out_ == 0) {
+      say_fin(now);
+    } else {
+      say(message_of(MessageKind::kBeat), {}, now);
+    }
+  }
+}
+
+int64_t Sender::next_time() const {
+  if (is_over()) return kNever;
+  if (state_ == State::kEnding || state_ == State::kClosing) return drain_until_;
+  return std::min({deadline_, later(last_heard_, limits_.idle), later(last_said_, limits_.beat)});
+}
+
+void Sender::cancel(kvc_status status, const std::string& text, int64_t now) {
+  end(status, text, {}, MessageKind::kCancel, now);
+}
+
+}  // namespace kvc

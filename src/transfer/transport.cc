@@ -1,0 +1,547 @@
+#include "src/transfer/transport.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/base/random.h"
+#include "src/base/thread.h"
+
+namespace kvc {
+namespace {
+
+constexpr int64_t kDefaultLifetime = 30'000'000'000;
+constexpr int32_t kMostGarbage = 3;
+
+uint64_t random_epoch() {
+  uint64_t epoch = 0;
+  while (epoch == 0) fill_random(&epoch, sizeof epoch);
+  return epoch;
+}
+
+}  // namespace
+
+Transport::Transport(std::unique_ptr<TransferEngine> engine, const TransportOptions& options)
+    : options_(options),
+      engine_(std::move(engine)),
+      name_(engine_->name()),
+      address_(engine_->address()),
+      epoch_(random_epoch()) {}
+
+std::shared_ptr<Transport> Transport::open(std::unique_ptr<TransferEngine> engine,
+                                           const TransportOptions& options) {
+  const std::shared_ptr<Transport> transport(new Transport(std::move(engine), options));
+  if (options.has_thread)
+    transport->thread_ = start_thread("kvc-transport", [t = transport.get()] { t->run_thread(); });
+  return transport;
+}
+
+Transport::~Transport() { shut_down(); }
+
+// ---- Transfers
+
+int64_t Transport::deadline_of(int64_t lifetime) const {
+  return lifetime < 0 ? kNever : later(engine_->now(), lifetime == 0 ? kDefaultLifetime : lifetime);
+}
+
+void Transport::require_open() const {
+  if (is_closed_) fail(KVC_E_INVALID_STATE, "the transport is closed: it takes no new transfers");
+}
+
+void Transport::start(const std::shared_ptr<Transfer>& transfer) {
+  const Key key{transfer->id(), transfer->target() != nullptr};
+  if (!transfers_.emplace(key, transfer).second)
+    fail(KVC_E_BUSY, "the ticket is in use by another transfer of this transport");
+}
+
+void Transport::receive(const std::shared_ptr<Transfer>& transfer, int64_t lifetime, int64_t idle) {
+  {
+    const std::lock_guard lock(mutex_);
+    require_open();
+    TransferLimits limits = options_.limits;
+    if (idle != 0) limits.idle = idle < 0 ? kNever : idle;
+    auto receiver = std::make_unique<Receiver>(transfer->target(), transfer->id(), epoch_, limits,
+                                               engine_->now(), deadline_of(lifetime));
+    start(transfer);
+    transfer->receiver_ = std::move(receiver);
+    engine_->wake();
+  }
+}
+
+void Transport::send(const std::shared_ptr<Transfer>& transfer, const Ticket& ticket,
+                     int64_t lifetime, int64_t idle) {
+  {
+    const std::lock_guard lock(mutex_);
+    require_open();
+    auto found = peers_.find(ticket.address);
+    if (found == peers_.end())
+      found = peers_.emplace(ticket.address, engine_->connect(ticket.address)).first;
+    TransferLimits limits = options_.limits;
+    if (idle != 0) limits.idle = idle < 0 ? kNever : idle;
+    auto sender =
+        std::make_unique<Sender>(transfer->source(), ticket.id, epoch_, ticket.epoch, found->second,
+                                 limits, engine_->now(), deadline_of(lifetime));
+    start(transfer);
+    transfer->sender_ = std::move(sender);
+    flush(transfer);
+    engine_->wake();
+  }
+}
+
+bool Transport::is_over(const Transfer& transfer) {
+  if (transfer.receiver_ != nullptr) return transfer.receiver_->is_over() || transfer.is_done_;
+  return transfer.sender_ == nullptr || transfer.sender_->is_over();
+}
+
+TransferReport Transport::report_locked(const Transfer& transfer) const {
+  TransferReport report;
+  if (transfer.receiver_ != nullptr) {
+    const Receiver& receiver = *transfer.receiver_;
+    report.end = receiver.end();
+    report.progress = receiver.progress();
+    switch (receiver.state()) {
+      case Receiver::State::kWaiting: report.state = TransferState::kWaiting; break;
+      case Receiver::State::kReceiving: report.state = TransferState::kRunning; break;
+      case Receiver::State::kArrived:
+        report.state = transfer.is_done_ ? TransferState::kDone : TransferState::kArrived;
+        break;
+      case Receiver::State::kEnding: report.state = TransferState::kEnding; break;
+      case Receiver::State::kFailed: report.state = TransferState::kFailed; break;
+    }
+  } else if (transfer.sender_ != nullptr) {
+    const Sender& sender = *transfer.sender_;
+    report.end = sender.end();
+    report.progress = sender.progress();
+    switch (sender.state()) {
+      case Sender::State::kGreeting: report.state = TransferState::kWaiting; break;
+      case Sender::State::kSending:
+      case Sender::State::kFinishing:
+      case Sender::State::kClosing: report.state = TransferState::kRunning; break;
+      case Sender::State::kDone: report.state = TransferState::kDone; break;
+      case Sender::State::kEnding: report.state = TransferState::kEnding; break;
+      case Sender::State::kFailed: report.state = TransferState::kFailed; break;
+    }
+  }
+  return report;
+}
+
+TransferReport Transport::report(const Transfer& transfer) const {
+  const std::lock_guard lock(mutex_);
+  return report_locked(transfer);
+}
+
+bool Transport::wait(const Transfer& transfer, int64_t timeout) {
+  const auto is_ready = [&] {
+    const TransferState state = report_locked(transfer).state;
+    return state >= TransferState::kArrived && state != TransferState::kEnding;
+  };
+  std::unique_lock lock(mutex_);
+  if (options_.has_thread && !is_shut_) {
+    if (timeout < 0) {
+      changed_.wait(lock, is_ready);
+      return true;
+    }
+    return changed_.wait_for(lock, std::chrono::nanoseconds(timeout), is_ready);
+  }
+  if (is_shut_) return is_ready();
+  const int64_t until = timeout < 0 ? kNever : later(engine_->now(), timeout);
+  while (!is_ready()) {
+    if (is_shut_) return false;
+    const int64_t now = engine_->now();
+    lock.unlock();
+    progress(until == kNever ? -1 : std::max<int64_t>(0, until - now));
+    lock.lock();
+    if (now >= until) return is_ready();
+  }
+  return true;
+}
+
+void Transport::cancel(Transfer& transfer, kvc_status status, const std::string& text) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    const auto found = transfers_.find({transfer.id(), transfer.receiver_ != nullptr});
+    if (found == transfers_.end()) return;
+    const std::shared_ptr<Transfer> one = found->second;
+    if (one->receiver_ != nullptr) one->receiver_->cancel(status, text, engine_->now());
+    if (one->sender_ != nullptr) one->sender_->cancel(status, text, engine_->now());
+    flush(one);
+    engine_->wake();
+  } catch (const std::exception&) {
+    // Without memory for the message the connection is broken off instead.
+    const std::lock_guard lock(mutex_);
+    if (engine_ == nullptr) return;
+    if (transfer.receiver_ != nullptr) engine_->close(transfer.receiver_->peer());
+    if (transfer.sender_ != nullptr) engine_->close(transfer.sender_->peer());
+  }
+}
+
+void Transport::mark_done(Transfer& transfer) noexcept {
+  const std::lock_guard lock(mutex_);
+  transfer.is_done_ = true;
+  const auto found = transfers_.find({transfer.id(), true});
+  if (found == transfers_.end()) return;
+  const std::shared_ptr<Transfer> one = found->second;  // It lives until the end of this function.
+  bury(*one);
+  transfers_.erase(found);
+  changed_.notify_all();
+}
+
+void Transport::quiesce(Transfer& transfer) noexcept {
+  cancel(transfer, KVC_E_CANCELLED, "the cache of the transfer is gone");
+  std::unique_lock lock(mutex_);
+  if (is_over(transfer)) return;
+  engine_->close(transfer.receiver_ != nullptr ? transfer.receiver_->peer()
+                                               : transfer.sender_->peer());
+  while (!is_over(transfer)) {
+    if (options_.has_thread && !is_shut_) {
+      lock.unlock();
+      engine_->wake();
+      lock.lock();
+      changed_.wait_for(lock, std::chrono::milliseconds(1));
+    } else {
+      run_once();
+    }
+  }
+}
+
+TransportCounters Transport::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+int64_t Transport::num_open() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(transfers_.size());
+}
+
+// ---- Messages
+
+void Transport::transmit(PeerId peer, Message message, const std::vector<IoRange>& ranges,
+                         const std::shared_ptr<Transfer>& transfer) {
+  const bool has_payload = message.payload_bytes != 0;
+  uint64_t token = 0;
+  if (peer != 0) {
+    try {
+      const std::vector<std::byte> header = encode(message);
+      if (has_payload) {
+        token = ++last_token_;
+        sent_.emplace(token, Sent{transfer, message});
+      }
+      engine_->send(peer, header, ranges, token);
+      ++counters_.messages_sent;
+      counters_.bytes_sent += header.size() + message.payload_bytes;
+      return;
+    } catch (const std::exception&) {
+      sent_.erase(token);
+      engine_->close(peer);
+    }
+  }
+  if (has_payload) transfer->sender_->on_sent(message, engine_->now());
+}
+
+void Transport::flush(const std::shared_ptr<Transfer>& transfer) {
+  for (bool more = true; more;) {
+    std::vector<Outgoing> outgoing;
+    PeerId peer = 0;
+    bool wants_close = false;
+    if (transfer->receiver_ != nullptr) {
+      outgoing = transfer->receiver_->take_outgoing();
+      peer = transfer->receiver_->peer();
+      wants_close = transfer->receiver_->wants_close();
+    } else if (transfer->sender_ != nullptr) {
+      outgoing = transfer->sender_->take_outgoing();
+      peer = transfer->sender_->peer();
+      wants_close = transfer->sender_->wants_close();
+    }
+    more = !outgoing.empty();
+    for (Outgoing& one : outgoing)
+      transmit(one.to != 0 ? one.to : peer, std::move(one.message), one.ranges, transfer);
+    if (wants_close && peer != 0) engine_->close(peer);
+  }
+  settle(transfer);
+}
+
+// Tells the cache once, and forgets what is over.
+void Transport::settle(const std::shared_ptr<Transfer>& transfer) {
+  const bool over = is_over(*transfer);
+  const bool arrived =
+      transfer->receiver_ != nullptr && transfer->receiver_->state() == Receiver::State::kArrived;
+  if (!over && !(arrived && !transfer->has_told_)) return;
+  const bool is_known = transfers_.count({transfer->id(), transfer->receiver_ != nullptr}) != 0;
+  if (over && is_known) {
+    const bool failed = transfer->receiver_ != nullptr
+                            ? transfer->receiver_->is_over()
+                            : transfer->sender_->state() == Sender::State::kFailed;
+    ++(failed ? counters_.transfers_failed : counters_.transfers_done);
+    bury(*transfer);
+    transfers_.erase({transfer->id(), transfer->receiver_ != nullptr});
+  } else if (arrived) {
+    ++counters_.transfers_done;
+  } else {
+    return;
+  }
+  transfer->has_told_ = true;
+  transfer->on_news();
+  changed_.notify_all();
+}
+
+void Transport::bury(Transfer& transfer) {
+  if (transfer.receiver_ == nullptr) return;
+  const bool arrived = transfer.receiver_->state() == Receiver::State::kArrived;
+  try {
+    tombstones_[transfer.id()] = {later(engine_->now(), options_.tombstone), arrived,
+                                  transfer.receiver_->end().status, transfer.receiver_->end().text};
+  } catch (const std::bad_alloc&) {
+    // A late message then meets an unknown transfer, which is as good an answer but for an ACK.
+  }
+}
+
+void Transport::answer_stranger(PeerId from, const Message& message) {
+  Message answer;
+  answer.id = message.id;
+  answer.from_epoch = message.to_epoch;  // It speaks for whoever had the address.
+  answer.to_epoch = message.from_epoch;
+  answer.is_for_receiver = !message.is_for_receiver;
+  if (message.kind == MessageKind::kCancel) {
+    answer.kind = MessageKind::kCancelled;
+  } else if (message.is_for_receiver && message.kind != MessageKind::kCancelled) {
+    const auto found = tombstones_.find(message.id);
+    answer.kind = MessageKind::kCancel;
+    answer.status = KVC_E_NOT_FOUND;
+    answer.text = "no such transfer: it has ended, or the process was started again";
+    if (found != tombstones_.end() && found->second.has_arrived) {
+      answer.kind = MessageKind::kAck;
+      answer.status = KVC_OK;
+      answer.text.clear();
+    } else if (found != tombstones_.end()) {
+      answer.status = found->second.status;
+      answer.text = found->second.text;
+    }
+  } else {
+    return;
+  }
+  transmit(from, std::move(answer), {}, nullptr);
+}
+
+bool Transport::on_message(PeerId from, std::span<const std::byte> header, uint64_t payload_bytes,
+                           std::vector<IoRange>* into, uint64_t* token) {
+  ++counters_.messages_received;
+  counters_.bytes_received += header.size();
+  Message message;
+  try {
+    message = decode_message(header);
+    if (message.payload_bytes != payload_bytes)
+      fail(KVC_E_CORRUPT, "a message says %llu bytes, it has %llu",
+           static_cast<unsigned long long>(message.payload_bytes),
+           static_cast<unsigned long long>(payload_bytes));
+  } catch (const std::exception&) {
+    ++counters_.messages_damaged;
+    if (++garbage_[from] >= kMostGarbage) engine_->close(from);
+    return false;
+  }
+  garbage_.erase(from);
+  const auto found = transfers_.find({message.id, message.is_for_receiver});
+  bool wants = false;
+  try {
+    if (found == transfers_.end()) {
+      ++counters_.messages_refused;
+      answer_stranger(from, message);
+      return false;
+    }
+    const std::shared_ptr<Transfer> transfer = found->second;
+    if (transfer->receiver_ != nullptr) {
+      // Ready before the machine counts on it.
+      auto landing = landings_.emplace(last_token_ + 1, Landing{transfer, from, message, {}}).first;
+      wants = transfer->receiver_->on_message(from, message, engine_->now(), into);
+      if (wants) {
+        *token = ++last_token_;
+        landing->second.ranges = *into;
+      } else {
+        landings_.erase(landing);
+        if (payload_bytes != 0) ++counters_.messages_refused;
+      }
+    } else {
+      transfer->sender_->on_message(from, message, engine_->now());
+    }
+    flush(transfer);
+  } catch (const std::exception&) {
+    engine_->close(from);  // Without memory to go on.
+  }
+  return wants;
+}
+
+void Transport::on_received(uint64_t token, bool is_whole) {
+  const auto found = landings_.find(token);
+  if (found == landings_.end()) return;
+  Landing landing = std::move(found->second);
+  landings_.erase(found);
+  counters_.bytes_received += landing.message.payload_bytes;
+  const bool is_good = is_whole && digest_of(landing.ranges) == landing.message.digest;
+  if (!is_good) ++counters_.payloads_damaged;
+  try {
+    landing.transfer->receiver_->on_landed(landing.message, is_good, engine_->now());
+    flush(landing.transfer);
+  } catch (const std::exception&) {
+    engine_->close(landing.peer);
+    settle(landing.transfer);
+  }
+}
+
+void Transport::on_sent(uint64_t token) {
+  const auto found = sent_.find(token);
+  if (found == sent_.end()) return;
+  const Sent sent = std::move(found->second);
+  sent_.erase(found);
+  try {
+    sent.transfer->sender_->on_sent(sent.message, engine_->now());
+    flush(sent.transfer);
+  } catch (const std::exception&) {
+    engine_->close(sent.transfer->sender_->peer());
+    settle(sent.transfer);
+  }
+}
+
+void Transport::on_closed(PeerId peer) {
+  garbage_.erase(peer);
+  std::erase_if(peers_, [&](const auto& entry) { return entry.second == peer; });
+  std::vector<std::shared_ptr<Transfer>> affected;
+  for (const auto& [key, transfer] : transfers_) {
+    const PeerId mine = transfer->receiver_ != nullptr ? transfer->receiver_->peer()
+                        : transfer->sender_ != nullptr ? transfer->sender_->peer()
+                                                       : 0;
+    if (mine == peer) affected.push_back(transfer);
+  }
+  for (const std::shared_ptr<Transfer>& transfer : affected) {
+    if (transfer->receiver_ != nullptr) transfer->receiver_->on_closed(peer, engine_->now());
+    if (transfer->sender_ != nullptr) transfer->sender_->on_closed(peer, engine_->now());
+    flush(transfer);
+  }
+}
+
+// ---- Progress
+
+void Transport::run_timers() {
+  const int64_t now = engine_->now();
+  std::vector<std::shared_ptr<Transfer>> due;
+  for (const auto& [key, transfer] : transfers_) {
+    const int64_t next = transfer->receiver_ != nullptr ? transfer->receiver_->next_time()
+                         : transfer->sender_ != nullptr ? transfer->sender_->next_time()
+                                                        : kNever;
+    if (next <= now) due.push_back(transfer);
+  }
+  for (const std::shared_ptr<Transfer>& transfer : due) {
+    if (transfer->receiver_ != nullptr) transfer->receiver_->on_time(now);
+    if (transfer->sender_ != nullptr) transfer->sender_->on_time(now);
+    flush(transfer);
+  }
+  std::erase_if(tombstones_, [&](const auto& entry) { return entry.second.until <= now; });
+}
+
+bool Transport::run_once() {
+  bool worked = false;
+  try {
+    worked = engine_->progress(*this);
+    run_timers();
+  } catch (const std::exception&) {
+    // Out of memory: what was not done is done by a later round.
+  }
+  return worked;
+}
+
+int64_t Transport::next_time() const {
+  int64_t next = kNever;
+  for (const auto& [key, transfer] : transfers_) {
+    if (transfer->receiver_ != nullptr) next = std::min(next, transfer->receiver_->next_time());
+    if (transfer->sender_ != nullptr) next = std::min(next, transfer->sender_->next_time());
+  }
+  return next;
+}
+
+void Transport::progress(int64_t timeout) {
+  int64_t wait = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_shut_ || run_once() || timeout == 0) return;
+    const int64_t next = next_time(), now = engine_->now();
+    wait = timeout;
+    if (next != kNever) {
+      const int64_t until = std::max<int64_t>(0, next - now);
+      wait = timeout < 0 ? until : std::min(timeout, until);
+    }
+  }
+  engine_->wait(wait);
+  const std::lock_guard lock(mutex_);
+  if (!is_shut_) run_once();
+}
+
+void Transport::run_thread() {
+  while (!stops_) {
+    int64_t wait = -1;
+    {
+      const std::lock_guard lock(mutex_);
+      run_once();
+      const int64_t next = next_time();
+      if (next != kNever) wait = std::max<int64_t>(0, next - engine_->now());
+    }
+    engine_->wait(wait);
+  }
+}
+
+bool Transport::close(int64_t timeout) {
+  std::vector<std::shared_ptr<Transfer>> open;
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    for (const auto& [key, transfer] : transfers_) open.push_back(transfer);
+  }
+  if (open.empty()) return true;
+  const int64_t until = timeout < 0 ? kNever : later(engine_->now(), timeout);
+  bool all = true;
+  for (const std::shared_ptr<Transfer>& transfer : open) {
+    const int64_t left = until == kNever ? -1 : std::max<int64_t>(0, until - engine_->now());
+    if (wait(*transfer, left)) continue;
+    all = false;
+    quiesce(*transfer);
+  }
+  return all;
+}
+
+void Transport::shut_down() noexcept {
+  stops_ = true;
+  if (thread_.joinable()) {
+    engine_->wake();
+    thread_.join();
+  }
+  const std::lock_guard lock(mutex_);
+  if (is_shut_) return;
+  is_closed_ = true;
+  std::map<Key, std::shared_ptr<Transfer>> open = transfers_;
+  for (const auto& [key, transfer] : open) {
+    if (transfer->receiver_ != nullptr && transfer->receiver_->state() != Receiver::State::kArrived)
+      transfer->receiver_->cancel(KVC_E_CANCELLED, "the transport is gone", engine_->now());
+    if (transfer->sender_ != nullptr)
+      transfer->sender_->cancel(KVC_E_CANCELLED, "the transport is gone", engine_->now());
+    flush(transfer);
+  }
+  // Each says so to its peer before the connections go.
+  run_once();
+  for (const auto& [key, transfer] : open) {
+    const PeerId peer =
+        transfer->receiver_ != nullptr ? transfer->receiver_->peer() : transfer->sender_->peer();
+    if (peer != 0 && !is_over(*transfer)) engine_->close(peer);
+  }
+  for (const auto& [key, transfer] : open) {
+    const bool stays =
+        transfer->receiver_ != nullptr && transfer->receiver_->state() == Receiver::State::kArrived;
+    while (!stays && !is_over(*transfer)) run_once();
+  }
+  transfers_.clear();
+  is_shut_ = true;
+  engine_.reset();
+  changed_.notify_all();
+}
+
+}  // namespace kvc

@@ -1,0 +1,425 @@
+// Transfers over a simulated network that loses, delays, repeats, reorders, damages and cuts: one
+// seed, one course of events. Whatever happens, every transfer ends, on both sides; a sequence that
+// arrives is the sender's bit for bit; one that does not leaves the cache as it was; no page is
+// leaked, and none that was given to others is written any more.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "src/capi/call.h"
+#include "src/transfer/loopback.h"
+#include "src/transfer/transport.h"
+#include "tests/model/host_tensor.h"
+#include "tests/model/random.h"
+#include "tests/model/seeds.h"
+
+namespace kvc::test {
+namespace {
+
+constexpr int64_t kMilli = 1'000'000;
+using Bytes = std::vector<uint8_t>;
+
+// What a run is made of, by its seed.
+struct Shape {
+  int32_t page_size;
+  int32_t k_dim, kv_heads;
+  bool has_window, has_state;
+};
+
+class SimulatedCache {
+ public:
+  SimulatedCache(const Shape& shape, bool is_page_first, int64_t num_pages) {
+    std::vector<kvc_layer> layers(2);
+    for (kvc_layer& layer : layers) {
+      layer.struct_size = sizeof layer;
+      layer.num_q_heads = layer.num_kv_heads = shape.kv_heads;
+      layer.k_dim = layer.v_dim = shape.k_dim;
+      layer.k_dtype = layer.v_dtype = {kDLBfloat, 16, 1};
+    }
+    if (shape.has_window) layers[1].window = 9;
+    int64_t state_shape[] = {3};
+    kvc_state_spec state{};
+    state.struct_size = sizeof state;
+    state.ndim = 1;
+    state.shape = state_shape;
+    state.dtype = {kDLFloat, 32, 1};
+    if (shape.has_state) {
+      kvc_layer& layer = layers.emplace_back();
+      layer.struct_size = sizeof layer;
+      layer.kind = KVC_LAYER_STATE;
+      layer.num_states = 1;
+      layer.states = &state;
+    }
+    kvc_config config{};
+    (void)kvc_config_init(&config, sizeof config);
+    config.page_size = shape.page_size;
+    config.num_layers = static_cast<int32_t>(layers.size());
+    config.layers = layers.data();
+    config.num_pages = num_pages;
+    config.num_threads = 1;
+    config.pool_layout = is_page_first ? KVC_POOL_PAGE_FIRST : KVC_POOL_LAYER_FIRST;
+    kvc_error error{};
+    kvc_plan* plan = nullptr;
+    if (kvc_plan_create(&config, &plan, &error) != KVC_OK ||
+        kvc_cache_create(plan, &cache_, &error) != KVC_OK)
+      throw std::runtime_error(error.message);
+    kvc_plan_destroy(plan);
+    shape_ = shape;
+  }
+  ~SimulatedCache() { kvc_cache_destroy(cache_); }
+  SimulatedCache(const SimulatedCache&) = delete;
+  SimulatedCache& operator=(const SimulatedCache&) = delete;
+
+  kvc_cache* get() const { return cache_; }
+  kvc::Cache& cache() const { return cache_->cache; }
+
+  // Appends random rows; false: there are no pages.
+  bool append(kvc_seq seq, int64_t count, Random& random, const std::vector<int32_t>& ids) {
+    (void)kvc_seq_add(cache_, seq, nullptr);
+    kvc_forward_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.num_seqs = 1;
+    desc.seqs = &seq;
+    desc.append_lengths = &count;
+    desc.tokens = ids.empty() ? nullptr : ids.data();
+    kvc_forward* forward = nullptr;
+    kvc_error error{};
+    const kvc_status begun = kvc_forward_begin(cache_, &desc, &forward, &error);
+    if (begun == KVC_E_NO_PAGES) return false;
+    require(begun, error);
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      HostTensor rows(Elem::kF32, {count, shape_.kv_heads, shape_.k_dim});
+      rows.fill_random(random);
+      require(kvc_kv_append(forward, layer, rows.dl(), rows.dl(), &error), error);
+    }
+    if (shape_.has_state) {
+      HostTensor state(Elem::kF32, {1, 3});
+      state.fill_random(random);
+      require(kvc_state_set(forward, 2, 0, state.dl(), &error), error);
+    }
+    require(kvc_forward_end(forward, &error), error);
+    return true;
+  }
+
+  Bytes saved(kvc_seq seq) const {
+    kvc_save_desc desc{};
+    desc.struct_size = sizeof desc;
+    uint64_t bytes = 0;
+    kvc_error error{};
+    require(kvc_seq_save(cache_, 1, &seq, &desc, nullptr, &bytes, &error), error);
+    Bytes file(bytes);
+    desc.data = file.data();
+    desc.size = file.size();
+    require(kvc_seq_save(cache_, 1, &seq, &desc, nullptr, &bytes, &error), error);
+    return file;
+  }
+
+  int64_t used() const {
+    kvc_stats stats{};
+    stats.struct_size = sizeof stats;
+    (void)kvc_cache_stats_get(cache_, &stats, nullptr);
+    return stats.pages_used;
+  }
+
+  void check() const {
+    kvc_error error{};
+    require(kvc_cache_check(cache_, &error), error);
+  }
+
+  static void require(kvc_status status, const kvc_error& error) {
+    if (status != KVC_OK) throw std::runtime_error(error.message);
+  }
+
+ private:
+  kvc_cache* cache_ = nullptr;
+  Shape shape_{};
+};
+
+class TransferRun {
+ public:
+  explicit TransferRun(uint64_t seed)
+      : random_(seed),
+        faults_(random_faults()),
+        network_(std::make_shared<LoopbackNetwork>(seed * 977 + 5, faults_)),
+        shape_(random_shape()),
+        pages_(200) {
+    sender_ = std::make_unique<SimulatedCache>(shape_, false, pages_);
+    receiver_ = std::make_unique<SimulatedCache>(shape_, below(2) == 0, pages_);
+    open(&from_, "prefill");
+    open(&to_, "decode");
+    for (kvc_seq seq = 0; seq < 4; ++seq) {
+      const auto count = static_cast<int64_t>(1 + below(60));
+      std::vector<int32_t> ids;
+      if (below(2) == 0)
+        for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(below(5)));
+      if (!sender_->append(seq, count, random_, ids)) break;
+      ids_.push_back(ids);
+      lengths_.push_back(count);
+    }
+    // A sequence of its own, whose rows a late payload would spoil.
+    (void)receiver_->append(1000, 20, random_, {});
+    own_ = receiver_->saved(1000);
+  }
+
+  int64_t run(int64_t operations) {
+    for (int64_t i = 0; i < operations; ++i) step();
+    // Everything comes to its end: the longest is a deadline.
+    for (int i = 0; i < 8000 && is_running(); ++i) advance();
+    if (is_running()) throw std::runtime_error("transfers never ended");
+    network_->set_faults({});
+    (void)kvc_cache_trim(sender_->get(), nullptr, nullptr);
+    (void)kvc_cache_trim(receiver_->get(), nullptr, nullptr);
+    check();
+    for (kvc_seq seq = 0; seq < static_cast<kvc_seq>(lengths_.size()); ++seq)
+      (void)kvc_seq_remove(sender_->get(), seq, nullptr);
+    (void)kvc_cache_trim(sender_->get(), nullptr, nullptr);
+    if (sender_->used() != 0) throw std::runtime_error("the sender has leaked pages");
+    return operations;
+  }
+
+  std::string describe() const {
+    return std::to_string(num_arrived_) + " arrived, " + std::to_string(num_failed_) +
+           " failed, faults: drop " + std::to_string(faults_.drop) + " delay " +
+           std::to_string(faults_.delay) + " duplicate " + std::to_string(faults_.duplicate) +
+           " corrupt " + std::to_string(faults_.corrupt) + " truncate " +
+           std::to_string(faults_.truncate) + " reset " + std::to_string(faults_.reset);
+  }
+  const Coverage& coverage() const { return coverage_; }
+
+ private:
+  bool is_running() const {
+    return !open_.empty() || from_->num_open() != 0 || to_->num_open() != 0;
+  }
+
+  struct One {
+    kvc_seq from, to;
+    std::shared_ptr<Transfer> receiving, sending;  // sending: null once it is over
+    Bytes expected;                                // file of the sender's, under the new id
+    bool publishes;
+  };
+
+  size_t below(size_t count) {
+    return static_cast<size_t>(random_.range(0, static_cast<int64_t>(count) - 1));
+  }
+
+  LoopbackFaults random_faults() {
+    LoopbackFaults faults;
+    faults.latency = static_cast<int64_t>(below(3)) * kMilli;
+    faults.most_delay = static_cast<int64_t>(1 + below(3000)) * kMilli;
+    const auto maybe = [&](int32_t most) {
+      return below(2) == 0 ? 0 : static_cast<int32_t>(below(most));
+    };
+    faults.drop = maybe(300);
+    faults.delay = maybe(500);
+    faults.duplicate = maybe(300);
+    faults.corrupt = maybe(200);
+    faults.truncate = maybe(100);
+    faults.reset = maybe(30);
+    return faults;
+  }
+
+  Shape random_shape() {
+    const int32_t page_sizes[] = {1, 4, 16, 48};
+    return {page_sizes[below(4)], below(2) == 0 ? 8 : 5, static_cast<int32_t>(1 + below(3)),
+            below(2) == 0, below(2) == 0};
+  }
+
+  void open(std::shared_ptr<Transport>* out, const char* name) {
+    TransportOptions options;
+    options.has_thread = false;
+    if (below(3) == 0) options.limits.bytes_in_flight = 1;
+    if (below(3) == 0) options.tombstone = 1;
+    *out = Transport::open(std::make_unique<LoopbackEngine>(network_, name), options);
+  }
+
+  void step() {
+    switch (below(8)) {
+      case 0:
+      case 1: start(); break;
+      case 2: cancel(); break;
+      case 3: use_sender(); break;
+      case 4: use_receiver(); break;
+      case 5: restart(); break;
+      default: advance();
+    }
+    check();
+  }
+
+  void start() {
+    if (lengths_.empty() || open_.size() > 3) return;
+    One one{};
+    one.from = static_cast<kvc_seq>(below(lengths_.size()));
+    if (lengths_[one.from] == 0) return;
+    one.to = next_id_++;
+    ReceiveRequest request;
+    request.seq = one.to;
+    request.num_tokens = lengths_[one.from];
+    request.publishes = one.publishes = below(2) == 0;
+    request.lifetime = static_cast<int64_t>(1 + below(20'000)) * kMilli;
+    (void)kvc_cache_trim(receiver_->get(), nullptr, nullptr);  // What has ended is over.
+    const int64_t before = receiver_->used();
+    try {
+      one.receiving = receiver_->cache().transfers.receive(to_, request);
+    } catch (const Error& error) {
+      ++coverage_["receive"][error.status()];
+      if (error.status() != KVC_E_NO_PAGES) throw;
+      if (receiver_->used() != before) throw std::runtime_error("a refused receive keeps pages");
+      return;
+    }
+    const Ticket ticket = decode_ticket(CacheTransfers::ticket_of(*one.receiving, *to_));
+    one.expected = sender_->saved(one.from);
+    SendRequest send;
+    send.seq = one.from;
+    send.lifetime = request.lifetime;
+    try {
+      one.sending = sender_->cache().transfers.send(from_, ticket, send);
+    } catch (const Error& error) {
+      ++coverage_["send"][error.status()];
+    }
+    open_.push_back(std::move(one));
+  }
+
+  void cancel() {
+    if (open_.empty()) return;
+    const One& one = open_[below(open_.size())];
+    if (below(2) == 0) {
+      to_->cancel(*one.receiving, KVC_E_CANCELLED, "the receiver has had enough");
+    } else if (one.sending != nullptr) {
+      from_->cancel(*one.sending, KVC_E_CANCELLED, "the sender has had enough");
+    }
+  }
+
+  // The sender's sequences change while they travel.
+  void use_sender() {
+    if (lengths_.empty()) return;
+    const auto seq = static_cast<kvc_seq>(below(lengths_.size()));
+    (void)kvc_seq_remove(sender_->get(), seq, nullptr);
+    const auto count = static_cast<int64_t>(1 + below(60));
+    // Transfers may hold all pages.
+    lengths_[seq] = sender_->append(seq, count, random_, {}) ? count : 0;
+  }
+
+  // Pages that were given up go to somebody else at once.
+  void use_receiver() {
+    const kvc_seq seq = 2000;
+    (void)kvc_seq_remove(receiver_->get(), seq, nullptr);
+    if (!receiver_->append(seq, static_cast<int64_t>(1 + below(100)), random_, {})) {
+      (void)kvc_seq_remove(receiver_->get(), seq, nullptr);
+      other_.clear();
+      return;
+    }
+    other_ = receiver_->saved(seq);
+  }
+
+  // A side goes, with all that it had open, and another process has its address.
+  void restart() {
+    if (below(4) != 0) return;
+    const bool is_sender = below(2) == 0;
+    std::shared_ptr<Transport>& transport = is_sender ? from_ : to_;
+    transport->shut_down();
+    transport.reset();
+    for (One& one : open_) {
+      if (is_sender) one.sending.reset();
+    }
+    open(&transport, is_sender ? "prefill" : "decode");
+    settle();
+  }
+
+  void advance() {
+    const int64_t due = network_->next_due();
+    const int64_t now = network_->now();
+    network_->set_now(std::max(now + 1, std::min(due, now + 250 * kMilli)));
+    from_->progress(0);
+    to_->progress(0);
+    settle();
+  }
+
+  // Looks at what has come to its end.
+  void settle() {
+    (void)kvc_cache_trim(sender_->get(), nullptr, nullptr);
+    (void)kvc_cache_trim(receiver_->get(), nullptr, nullptr);
+    for (size_t i = 0; i < open_.size();) {
+      One& one = open_[i];
+      kvc_seq_info info{};
+      info.struct_size = sizeof info;
+      const kvc_status there = kvc_seq_info_get(receiver_->get(), one.to, &info, nullptr);
+      int64_t length = 0;
+      const bool is_free = kvc_seq_pop(receiver_->get(), one.to, 0, nullptr) == KVC_OK;
+      (void)kvc_seq_length(receiver_->get(), one.to, &length, nullptr);
+      if (there == KVC_OK && !is_free) {
+        ++i;
+        continue;  // on its way
+      }
+      if (is_free) {
+        ++num_arrived_;
+        ++coverage_["transfer"][KVC_OK];
+        compare(one);
+        (void)kvc_seq_remove(receiver_->get(), one.to, nullptr);
+      } else {
+        ++num_failed_;
+        ++coverage_["transfer"][to_->report(*one.receiving).end.status];
+      }
+      open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+
+  // The file after a cache has loaded it under another id.
+  Bytes reloaded(const Bytes& file, uint64_t flags) const {
+    const kvc_seq seq = 7;
+    SimulatedCache again(shape_, false, pages_);
+    kvc_load_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.flags = flags;
+    desc.data = file.data();
+    desc.size = file.size();
+    kvc_error error{};
+    SimulatedCache::require(kvc_seq_load(again.get(), &desc, 1, &seq, nullptr, &error), error);
+    return again.saved(seq);
+  }
+
+  void compare(const One& one) {
+    const Bytes arrived = receiver_->saved(one.to);
+    const bool is_same =
+        reloaded(arrived, KVC_LOAD_NO_PUBLISH) == reloaded(one.expected, KVC_LOAD_NO_PUBLISH) &&
+        (!one.publishes || reloaded(arrived, 0) == reloaded(one.expected, 0));
+    if (!is_same)
+      throw std::runtime_error("sequence " + std::to_string(one.to) +
+                               " is not the one that was sent");
+  }
+
+  void check() {
+    sender_->check();
+    receiver_->check();
+    if (receiver_->saved(1000) != own_)
+      throw std::runtime_error("a transfer has written pages of another sequence");
+    if (!other_.empty() && receiver_->saved(2000) != other_)
+      throw std::runtime_error("a transfer has written pages that were given to another sequence");
+  }
+
+  Random random_;
+  LoopbackFaults faults_;
+  std::shared_ptr<LoopbackNetwork> network_;
+  Shape shape_;
+  int64_t pages_;
+  std::unique_ptr<SimulatedCache> sender_, receiver_;
+  std::shared_ptr<Transport> from_, to_;
+  std::vector<std::vector<int32_t>> ids_;
+  std::vector<int64_t> lengths_;
+  std::vector<One> open_;
+  Bytes own_, other_;
+  kvc_seq next_id_ = 1;
+  int64_t num_arrived_ = 0, num_failed_ = 0;
+  Coverage coverage_;
+};
+
+TEST(RandomTransfers, EveryOneEndsWholeOrNotAtAll) {
+  SeedResult result = run_seeds<TransferRun>("transfers", 1, 10000, 25);
+  result.expect_met("transfer", {KVC_OK, KVC_E_TIMEOUT, KVC_E_CANCELLED, KVC_E_PEER});
+}
+
+}  // namespace
+}  // namespace kvc::test
