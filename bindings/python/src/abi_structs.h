@@ -223,8 +223,8 @@
   F(kvc_transfer_info, struct_size) F(kvc_transfer_info, state) F(kvc_transfer_info, status) \
   F(kvc_transfer_info, is_receiving) F(kvc_transfer_info, reserved) \
   F(kvc_transfer_info, chunks_total) F(kvc_transfer_info, chunks_done) \
-  F(kvc_transfer_info, chunks_resent) F(kvc_transfer_info, reserved2) \
-  F(kvc_transfer_info, bytes_total) F(kvc_transfer_info, bytes_done) F(kvc_transfer_info, message) \
+  F(kvc_transfer_info, chunks_resent) F(kvc_transfer_info, bytes_total) \
+  F(kvc_transfer_info, bytes_done) F(kvc_transfer_info, message) \
   F(kvc_transfer_info, peer_message)
 
 #define KVCPY_FIELDS_kvc_tier_desc(F) \

@@ -134,10 +134,10 @@ layouts! {
         struct_size @ 0, flags @ 8, seq @ 16, begin @ 24, ticket @ 32, ticket_len @ 40, mode @ 48,
         reserved @ 52, deadline_ns @ 56, idle_ns @ 64, model_id @ 72, ext @ 80,
     }
-    kvc_transfer_info = 568 {
+    kvc_transfer_info = 576 {
         struct_size @ 0, state @ 8, status @ 12, is_receiving @ 16, reserved @ 20,
-        chunks_total @ 24, chunks_done @ 28, chunks_resent @ 32, reserved2 @ 36, bytes_total @ 40,
-        bytes_done @ 48, message @ 56, peer_message @ 312,
+        chunks_total @ 24, chunks_done @ 32, chunks_resent @ 40, bytes_total @ 48, bytes_done @ 56,
+        message @ 64, peer_message @ 320,
     }
     kvc_tier_desc = 104 {
         struct_size @ 0, flags @ 8, tier @ 16, shard @ 20, address @ 24, model_id @ 32,

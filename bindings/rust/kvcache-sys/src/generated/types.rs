@@ -1431,10 +1431,9 @@ pub struct kvc_transfer_info {
     pub is_receiving: i32,
     pub reserved: i32,
     /// 0 before the two sides have met.
-    pub chunks_total: u32,
-    pub chunks_done: u32,
-    pub chunks_resent: u32,
-    pub reserved2: u32,
+    pub chunks_total: u64,
+    pub chunks_done: u64,
+    pub chunks_resent: u64,
     pub bytes_total: u64,
     pub bytes_done: u64,
     /// Why it has failed; empty: it has not.
