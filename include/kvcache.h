@@ -681,7 +681,9 @@ enum kvc_config_flag {
   KVC_CONFIG_CLEAR_PAGES = 2,
   /* The memory of the pool and of the host pool is committed in the system's small pages. Without
    * it, huge pages of 2 MiB are advised where the pages of a layer (of the pool, with PAGE_FIRST)
-   * fill one: they are faster to read, and the first token in one commits all of it.
+   * fill one: they are faster to read, and the first token in one commits all of it. Where the
+   * system can move memory to them (Linux 6.1), the pool gets them only when the pages in use would
+   * fill one per layer.
    *
    * Not for BORROWED, NONE, CUDA devices or config.allocator: KVC_E_UNSUPPORTED. */
   KVC_CONFIG_NO_HUGE_PAGES = 4

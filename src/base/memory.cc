@@ -23,6 +23,7 @@ constexpr std::align_val_t kScratchAlignment{64};
 constexpr size_t kBufferPage = 4096;
 constexpr std::align_val_t kBufferAlignment{kBufferPage};
 constexpr size_t kLargeBytes = size_t{4} << 20;
+constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack.
 
 // Whole pages: how many of their bytes have physical memory; all where the system does not say.
 int64_t resident_bytes(std::byte* begin, int64_t bytes) noexcept {
@@ -70,6 +71,15 @@ int64_t largest_page_bytes() {
   return has_huge_pages ? kHugePage : system_page_bytes();
 }
 
+bool has_collapse() {
+  static constinit ProcessOnce<int64_t> known;
+  return known.get([] {
+    // A call for no bytes does nothing, and fails where the advice is unknown.
+    const bool is_known = madvise(nullptr, 0, kCollapse) == 0;
+    return int64_t{is_known && largest_page_bytes() == kHugePage ? 1 : 2};
+  }) == 1;
+}
+
 int64_t physical_memory_bytes() { return sysconf(_SC_PHYS_PAGES) * system_page_bytes(); }
 
 int64_t available_memory_bytes() { return sysconf(_SC_AVPHYS_PAGES) * system_page_bytes(); }
@@ -114,6 +124,18 @@ void ReservedMemory::use_small_pages(int64_t begin, int64_t end) noexcept {
   const int64_t last = std::min(end, bytes_) / granularity * granularity;
   if (first < last)
     (void)madvise(data_ + first, static_cast<size_t>(last - first), MADV_NOHUGEPAGE);
+}
+
+void ReservedMemory::use_huge_pages(int64_t begin, int64_t end) noexcept {
+  const int64_t first = align_up(begin, kHugePage);
+  const int64_t last = std::min(end, bytes_) / kHugePage * kHugePage;
+  if (first < last) (void)madvise(data_ + first, static_cast<size_t>(last - first), MADV_HUGEPAGE);
+}
+
+void ReservedMemory::collapse(int64_t begin, int64_t end) noexcept {
+  // One by one: memory that was never written ends a call.
+  for (int64_t at = align_up(begin, kHugePage); at + kHugePage <= end; at += kHugePage)
+    (void)madvise(data_ + at, static_cast<size_t>(kHugePage), kCollapse);
 }
 
 void ReservedMemory::make_usable(int64_t begin, int64_t end) {

@@ -34,6 +34,11 @@ class ReservedMemory {
   int64_t bytes() const { return bytes_; }
   // Advises small pages for the whole pages inside [begin, end): before the first write.
   void use_small_pages(int64_t begin, int64_t end) noexcept;
+  // Advises huge pages for what is first written from now on.
+  void use_huge_pages(int64_t begin, int64_t end) noexcept;
+  // Moves small pages inside [begin, end), which advises huge pages, to huge ones, beside readers
+  // and writers. Needs has_collapse(). Takes about a millisecond per huge page.
+  void collapse(int64_t begin, int64_t end) noexcept;
   // Makes [begin, end), widened to whole pages, readable and writable; it is zero at first. Throws
   // NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
@@ -51,6 +56,8 @@ class ReservedMemory {
 int64_t system_page_bytes();
 // The largest page that the system commits for memory which advises huge pages.
 int64_t largest_page_bytes();
+// The system moves small pages to huge ones when it is told to (Linux 6.1), and has huge pages.
+bool has_collapse();
 int64_t physical_memory_bytes();
 int64_t available_memory_bytes();
 

@@ -134,6 +134,7 @@ struct CacheCore {
   }
   void note_pages_used() {
     counters.pages_peak = std::max(counters.pages_peak, allocator.num_used());
+    pool.note_pages(allocator);
   }
 
   std::shared_ptr<const Plan> plan;

@@ -57,6 +57,12 @@ void PageAllocator::shrink(int64_t num_pages) noexcept {
   cursor_ = 0;
 }
 
+int64_t PageAllocator::end_of_used() const noexcept {
+  int64_t page = num_pages();
+  while (page > 0 && free_.has(page - 1) && !freed_.has(page - 1)) --page;
+  return page;
+}
+
 PageId PageAllocator::first_used(int64_t begin) const {
   for (int64_t page = begin; page < num_pages(); ++page) {
     if (refs(static_cast<PageId>(page)) != 0) return static_cast<PageId>(page);

@@ -127,6 +127,8 @@ class PageAllocator {
   void grow(int64_t num_pages);
   // The pages from num_pages on must be free.
   void shrink(int64_t num_pages) noexcept;
+  // One past the last page that is not fresh. O(pages).
+  int64_t end_of_used() const noexcept;
   // First page >= begin with a reference, or kNoPage.
   PageId first_used(int64_t begin) const;
   // First indexed page >= begin, or kNoPage.

@@ -12,6 +12,8 @@ namespace kvc {
 namespace {
 
 constexpr int64_t kCacheLine = 64;
+// Pages that one in use may take up, with the gap that the allocator leaves behind it.
+constexpr int64_t kMostSpread = 20;
 // Reserved address space costs nothing, so there is room for kvc_cache_resize to grow in place.
 constexpr int64_t kGrowthFactor = 8;
 
@@ -82,7 +84,7 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
   regions_.resize(plan_->layout().regions.size());
   if (spec.storage == KVC_STORAGE_NONE || regions_.empty()) return;
   if (place == PoolPlace::kHost) {
-    if (num_pages > 0) allocate(num_pages, num_pages, &memory_, &regions_);
+    if (num_pages > 0) adopt(allocate(num_pages, num_pages));
     return;
   }
   if (spec.storage == KVC_STORAGE_BORROWED) {
@@ -106,18 +108,16 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
     capacity_pages_ = std::min({num_pages * kGrowthFactor, most, int64_t{INT32_MAX - 1}});
   }
   try {
-    allocate(num_pages, capacity_pages_, &memory_, &regions_);
+    adopt(allocate(num_pages, capacity_pages_));
   } catch (const Error&) {
     // The address space may be limited, so this tries again without room to grow.
     if (capacity_pages_ == num_pages) throw;
     capacity_pages_ = num_pages;
-    allocate(num_pages, capacity_pages_, &memory_, &regions_);
+    adopt(allocate(num_pages, capacity_pages_));
   }
 }
 
-void PagePool::allocate(int64_t num_pages, int64_t capacity_pages,
-                        std::shared_ptr<PoolMemory>* memory,
-                        std::vector<LayerPages>* regions) const {
+PagePool::Memory PagePool::allocate(int64_t num_pages, int64_t capacity_pages) const {
   const Arrangement arrangement = arrange(capacity_pages);
   std::vector<LayerPages> placed(arrangement.region_offset.size());
   std::shared_ptr<PoolMemory> fresh;
@@ -132,27 +132,65 @@ void PagePool::allocate(int64_t num_pages, int64_t capacity_pages,
                 : std::make_shared<PoolMemory>(ReservedMemory(arrangement.total_bytes));
     make_usable(*fresh, 0, num_pages, capacity_pages);
   }
-  choose_page_sizes(arrangement, num_pages, *fresh);
   for (size_t i = 0; i < placed.size(); ++i) {
     placed[i] = {fresh->data() + arrangement.region_offset[i], arrangement.page_stride[i]};
   }
-  *regions = std::move(placed);
-  *memory = std::move(fresh);
+  const int64_t small_until = choose_page_sizes(placed, num_pages, *fresh);
+  return {std::move(fresh), std::move(placed), small_until};
+}
+
+void PagePool::adopt(Memory made) noexcept {
+  memory_ = std::move(made.memory);
+  regions_ = std::move(made.regions);
+  small_until_ = made.small_until;
 }
 
 // A layer whose pages fill no huge page commits none. Larger ones are read faster from huge pages:
-// with the first 2 MiB in small ones, decode over 16,384 tokens was slower by some 3 %.
-void PagePool::choose_page_sizes(const Arrangement& arrangement, int64_t num_pages,
-                                 PoolMemory& memory) const {
-  if (!plan_->spec().has_huge_pages) return memory.use_small_pages(0, arrangement.total_bytes);
-  const bool page_first = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-  const size_t count = page_first ? 1 : arrangement.region_offset.size();
-  for (size_t i = 0; i < count; ++i) {
-    const int64_t begin = page_first ? 0 : arrangement.region_offset[i];
-    const int64_t end = i + 1 < count ? arrangement.region_offset[i + 1] : arrangement.total_bytes;
-    if (num_pages * arrangement.page_stride[i] < kHugePage)
-      memory.use_small_pages(begin, std::min(begin + kHugePage, end));
+// with the first 2 MiB in small ones, decode over 16,384 tokens was slower by some 3 %. So they get
+// them when their used pages would fill one each, and what has small pages is moved then. Returns
+// the number of pages; kNever where the system cannot move them.
+int64_t PagePool::choose_page_sizes(const std::vector<LayerPages>& regions, int64_t num_pages,
+                                    PoolMemory& memory) const noexcept {
+  if (!plan_->spec().has_huge_pages) {
+    memory.use_small_pages(0, INT64_MAX);
+    return kNever;
   }
+  const bool page_first = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
+  const size_t count = page_first ? 1 : regions.size();
+  int64_t num_large = 0, bytes_of_large = 0;
+  for (size_t i = 0; i < count; ++i) {
+    if (num_pages * regions[i].page_stride < kHugePage) continue;
+    ++num_large;
+    bytes_of_large += regions[i].page_stride;
+  }
+  const int64_t until = num_large == 0 ? 0 : ceil_div(num_large * kHugePage, bytes_of_large);
+  const bool begins_small =
+      place_ == PoolPlace::kDevice && memory.is_reserved_on_host() && until > 1 && has_collapse();
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t begin = regions[i].base - memory.data();
+    const int64_t end = i + 1 < count ? regions[i + 1].base - memory.data() : INT64_MAX;
+    if (num_pages * regions[i].page_stride < kHugePage) {
+      memory.use_small_pages(begin, std::min(begin + kHugePage, end));
+    } else if (begins_small) {
+      memory.use_small_pages(begin, end);
+    }
+  }
+  return begins_small ? until : kNever;
+}
+
+void PagePool::use_huge_pages(const PageAllocator& allocator) noexcept {
+  // What was written so far: fewer pages than small_until_, each with a gap behind it at most. The
+  // others are those of the present call.
+  const int64_t used_end = std::min(allocator.end_of_used(), small_until_ * kMostSpread);
+  for (int64_t i = 0; i < num_stripes(); ++i) {
+    const LayerPages& region = regions_[static_cast<size_t>(i)];
+    if (num_pages_ * region.page_stride < kHugePage) continue;
+    const int64_t begin = region.base - memory_->data();
+    memory_->use_huge_pages(begin,
+                            align_up(begin + capacity_pages_ * region.page_stride, kHugePage));
+    memory_->collapse(begin, align_up(begin + used_end * region.page_stride, kHugePage));
+  }
+  small_until_ = kNever;
 }
 
 void PagePool::make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page,
@@ -272,13 +310,10 @@ void PagePool::resize(int64_t num_pages, const std::function<void()>& save) {
       fail(KVC_E_BUSY, "the pool has to move to hold %lld pages, and exported tensors hold it",
            ll(num_pages));
     }
-    std::shared_ptr<PoolMemory> memory;
-    std::vector<LayerPages> regions;
-    allocate(num_pages, num_pages, &memory, &regions);
+    Memory made = allocate(num_pages, num_pages);
     save();
-    move_pages(regions, std::min(num_pages, num_pages_));
-    memory_ = std::move(memory);
-    regions_ = std::move(regions);
+    move_pages(made.regions, std::min(num_pages, num_pages_));
+    adopt(std::move(made));
     capacity_pages_ = num_pages;
   } else if (num_pages > num_pages_) {
     if (owned) make_usable(*memory_, num_pages_, num_pages, capacity_pages_);
@@ -307,6 +342,8 @@ int64_t PagePool::trim(PageAllocator& allocator) noexcept {
     }
   });
   allocator.forget_freed();
+  if (allocator.num_free() == allocator.num_pages() && small_until_ == kNever)
+    small_until_ = choose_page_sizes(regions_, num_pages_, *memory_);
   return bytes;
 }
 

@@ -31,9 +31,15 @@ class PoolMemory {
   std::byte* data() const { return data_; }
   // For reserved memory, on the host or a device. Throws NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
-  // As ReservedMemory::use_small_pages; other memory has the pages that it has.
+  // As ReservedMemory does it; other memory has the pages that it has.
   void use_small_pages(int64_t begin, int64_t end) noexcept {
     if (is_reserved_on_host()) reserved_.use_small_pages(begin, end);
+  }
+  void use_huge_pages(int64_t begin, int64_t end) noexcept {
+    if (is_reserved_on_host()) reserved_.use_huge_pages(begin, end);
+  }
+  void collapse(int64_t begin, int64_t end) noexcept {
+    if (is_reserved_on_host()) reserved_.collapse(begin, end);
   }
   // The same: gives physical memory back, where that can be made usable again by a write. Returns
   // how many bytes had some.
@@ -121,6 +127,11 @@ class PagePool {
   // `save`, which cannot fail, runs when nothing can fail any more and all old pages are there.
   void resize(
       int64_t num_pages, const std::function<void()>& save = [] {});
+  // Pages were handed out. A pool on the CPU begins with small pages, so that a small use commits
+  // little, and gets huge ones when it is worth them.
+  void note_pages(const PageAllocator& allocator) noexcept {
+    if (allocator.num_pages() - allocator.num_free() >= small_until_) use_huge_pages(allocator);
+  }
   // Gives the memory of free pages back to the system, where it is the library's own on the host:
   // they are fresh then and read zero. Returns how many bytes had memory.
   int64_t trim(PageAllocator& allocator) noexcept;
@@ -132,10 +143,17 @@ class PagePool {
 
   struct Arrangement;  // Strides and sizes for a number of pages.
   Arrangement arrange(int64_t capacity_pages) const;
-  void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
-                std::vector<LayerPages>* regions) const;
-  void choose_page_sizes(const Arrangement& arrangement, int64_t num_pages,
-                         PoolMemory& memory) const;
+  // What a pool of this size consists of.
+  struct Memory {
+    std::shared_ptr<PoolMemory> memory;
+    std::vector<LayerPages> regions;
+    int64_t small_until;
+  };
+  Memory allocate(int64_t num_pages, int64_t capacity_pages) const;
+  void adopt(Memory made) noexcept;
+  int64_t choose_page_sizes(const std::vector<LayerPages>& regions, int64_t num_pages,
+                            PoolMemory& memory) const noexcept;
+  void use_huge_pages(const PageAllocator& allocator) noexcept;
   void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page,
                    int64_t capacity_pages) const;
   void move_pages(const std::vector<LayerPages>& to, int64_t count) const;
@@ -152,6 +170,9 @@ class PagePool {
   int64_t capacity_pages_ = 0;  // Pages that address space is reserved for.
   std::shared_ptr<PoolMemory> memory_;
   std::vector<LayerPages> regions_;
+  // Pages in use from which on the pool has huge pages. kNever: it has them, or gets none.
+  static constexpr int64_t kNever = INT64_MAX;
+  int64_t small_until_ = kNever;
 };
 
 // Pages in host memory beside the device pool, in the same format, so that a swap is a plain copy.

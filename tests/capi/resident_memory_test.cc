@@ -1,5 +1,6 @@
 // Resident memory of the process: what a pool costs follows what is in use, and what nobody uses
 // goes back to the system.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -151,7 +152,14 @@ const char* pool_data(const Cache& cache, int32_t layer) {
   return data;
 }
 
-// Layers of 32 MiB each, then of 1 MiB.
+// The system can move what was written to huge pages, so that pools begin without them.
+bool has_collapse() {
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE
+  return madvise(nullptr, 0, kCollapse) == 0;
+}
+
+// Layers of 32 MiB each, then of 1 MiB. With 64 KiB per page, 32 pages in use fill a huge one in
+// each layer.
 TEST(HugePages, AreForLayersThatFillThem) {
   kvc_layer layer = attention_layer();
   layer.num_q_heads = layer.num_kv_heads = 8;
@@ -166,26 +174,69 @@ TEST(HugePages, AreForLayersThatFillThem) {
         net.config.pool_layout = layout;
         net.config.flags = flags;
         Cache cache(net.config);
-        for (const int32_t local : {0, 1}) {
-          const char* data = pool_data(cache, local);
-          if (huge_page_flag(data).empty()) GTEST_SKIP() << "no VmFlags, or no huge pages";
-          EXPECT_EQ(huge_page_flag(data), flags == 0 && num_pages == 512 ? "hg" : "nh");
-        }
+        if (huge_page_flag(pool_data(cache, 0)).empty())
+          GTEST_SKIP() << "no VmFlags, or no huge pages";
+        const bool gets_huge = flags == 0 && num_pages == 512;
+        const auto expect_huge = [&](bool is_huge, const char* when) {
+          for (const int32_t local : {0, 1})
+            EXPECT_EQ(huge_page_flag(pool_data(cache, local)), is_huge ? "hg" : "nh") << when;
+        };
+        expect_huge(gets_huge && !has_collapse(), "new");
+        ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+        ASSERT_EQ(kvc_seq_reserve(cache.get(), 1, 14 * 16, nullptr), KVC_OK);
+        expect_huge(gets_huge && !has_collapse(), "14 pages");
+        if (!gets_huge) continue;
+        ASSERT_EQ(kvc_seq_reserve(cache.get(), 1, 18 * 16, nullptr), KVC_OK);
+        expect_huge(true, "32 pages");
+        ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 20 * 16, nullptr), KVC_OK);
+        ASSERT_EQ(kvc_cache_trim(cache.get(), nullptr, nullptr), KVC_OK);
+        expect_huge(true, "12 pages");
+        ASSERT_EQ(kvc_cache_clear(cache.get(), nullptr), KVC_OK);
+        expect_huge(!has_collapse(), "cleared");
       }
     }
   }
 }
 
-// 32 layers of 1.6 MiB, pages of 4 KiB; or larger ones without huge pages.
-TEST(HugePages, AreNotCommittedByOneTokenOfASmallCache) {
-  for (const bool is_small : {true, false}) {
+// What they hold stays when small pages become huge ones, while tokens come and go.
+TEST(HugePages, TakeOverWhatSmallPagesHold) {
+  for (const kvc_pool_layout layout : {KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST}) {
+    for (const int32_t page_size : {1, 16, 48}) {
+      SCOPED_TRACE(testing::Message() << "layout " << layout << " page_size " << page_size);
+      kvc_layer layer = attention_layer();
+      layer.num_q_heads = layer.num_kv_heads = 3;
+      layer.k_dim = 80;
+      layer.v_dim = 65;
+      kvc_layer narrow = attention_layer();
+      narrow.k_dim = 65;
+      Net net({layer, narrow, layer}, 12000 / page_size);
+      net.config.page_size = page_size;
+      net.config.pool_layout = layout;
+      Cache cache(net.config);
+      for (kvc_seq seq = 1; seq <= 8; ++seq) {
+        append_pattern(cache, seq, 500, static_cast<uint64_t>(seq));
+        append_pattern(cache, seq, 1, static_cast<uint64_t>(seq));
+        if (seq == 4) remove_seq(cache, 2);
+      }
+      for (const kvc_seq seq : {1, 3, 4, 5, 6, 7, 8})
+        EXPECT_EQ(pattern_difference(cache, seq, static_cast<uint64_t>(seq)), "") << seq;
+      expect_sound(cache);
+    }
+  }
+}
+
+// 32 layers of 1.6 MiB, pages of 4 KiB; larger ones, with and without huge pages.
+TEST(HugePages, AreNotCommittedByOneToken) {
+  for (const int kind : {0, 1, 2}) {
+    if (kind == 2 && !has_collapse()) continue;
+    SCOPED_TRACE(kind);
     kvc_layer layer = attention_layer();
     layer.num_q_heads = 1;
     layer.k_dim = 64;
     layer.k_dtype = dl_type(Elem::kBF16);
-    Net net(std::vector<kvc_layer>(32, layer), is_small ? 400 : 4096);
+    Net net(std::vector<kvc_layer>(32, layer), kind == 0 ? 400 : 4096);
     net.config.page_size = 16;
-    if (!is_small) net.config.flags = KVC_CONFIG_NO_HUGE_PAGES;
+    if (kind == 1) net.config.flags = KVC_CONFIG_NO_HUGE_PAGES;
     Cache cache(net.config);
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
     HostTensor row(Elem::kBF16, {1, 1, 64});
