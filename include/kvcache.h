@@ -1171,9 +1171,10 @@ typedef struct kvc_stats {
  *   counted       A pool on the CPU (config.allocator's too), the host pool, state slots, page
  *                 tables, sequences, the prefix index, events, cos and sin, scratch of attention,
  *                 pinned memory, queues of tiers.
- *   not counted   Borrowed pools, memory of a GPU, the plan, exports of page tables, stacks of
- *                 threads, what a tier's module or the GPU's driver keeps, what the heap adds to
- *                 each block (16 bytes, say), what a call frees before it returns.
+ *   not counted   Borrowed pools, memory of a GPU, the plan, exports of page tables, transfers and
+ *                 transports, stacks of threads, what a tier's module or the GPU's driver keeps,
+ *                 what the heap adds to each block (16 bytes, say), what a call frees before it
+ *                 returns.
  *   scratch       As of the last end of a forward; the batch as of its begin.
  *
  * Arrays grow ahead of need, and keep their room: also that which a refused call has made.

@@ -501,6 +501,7 @@ void CacheTransfers::take_state(Receiving& one, Sequence& sequence,
 void CacheTransfers::commit(Receiving& one) {
   ReceiveTransfer& transfer = *one.transfer;
   Sequence& sequence = core_.sequences.get(transfer.request.seq);
+  const BytesRecount recount(core_.sequences, sequence);
   SequenceImage image = transfer.image;
   const bool keeps_leads = keeps_key_leads(core_);
   LeadSettler settler(core_, keeps_leads || image.lead.ahead == 0 ? 0 : image.length);
