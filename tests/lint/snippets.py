@@ -1,4 +1,5 @@
 """Every fenced block of README.md, docs/ and the READMEs of the bindings is run by a test, or is here with the reason why it is none.
+tests/install/pages.py runs those tests in a fresh clone, and the blocks for a shell as they are printed.
 
 Usage: snippets.py
 """
@@ -12,10 +13,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = "tests/install/readme.py"
 LANGUAGES = "tests/clients/languages/run.py"
 TOOL = "tests/tools/docs.py"
+CLONE = "tests/install/pages.py"
 OUTPUT = "-output of a command that a test runs"
 # Page: for each language the file that runs its blocks (it names the page), or "-" and a reason. An empty word is a block of no language.
 PAGES = {
-    "README.md": {"c": README, "sh": "-make demo and make test, the whole check", "python": README, "rust": README, "go": README},
+    "README.md": {"c": README, "sh": CLONE, "python": README, "rust": README, "go": README},
     "docs/chat.md": {"sh": "-tests/tools/chat.py gives the command these arguments, and files of its own"},
     "docs/cuda.md": {"": "-targets of the part \"cuda\" of the checks", "c": "-needs a GPU: tests/gpu replays captured forwards in this order"},
     "docs/demo.md": {"sh": "-`make demo` and tests/tools/demo.py give the command these arguments", "": OUTPUT},
@@ -24,7 +26,7 @@ PAGES = {
     "docs/huggingface.md": {"python": "bindings/python/tests/hf/test_page.py", "": "-an example that a test runs, and the second tier's commands"},
     "docs/other_languages.md": dict.fromkeys(["", "sh", "lua", "php", "ruby", "perl", "js", "ts", "java", "zig", "rust", "swig"], LANGUAGES),
     "docs/plan.md": {"": TOOL},
-    "docs/python.md": {"": "-signatures and what repr() prints, for readers"},
+    "docs/python.md": {"": CLONE},
     "docs/recipes.md": {"c": README},
     "docs/replay.md": {"": TOOL},
     "docs/state_files.md": {"c": README, "": OUTPUT},
@@ -59,6 +61,11 @@ def findings():
         yield f"{name}: does not exist"
 
 
-found = list(findings())
-print("\n".join(found + [f"snippets: {len(found)} finding(s)" if found else "snippets: ok"]))
-sys.exit(1 if found else 0)
+def main():
+    found = list(findings())
+    print("\n".join(found + [f"snippets: {len(found)} finding(s)" if found else "snippets: ok"]))
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
