@@ -23,6 +23,8 @@
 %ignore kvc_plan_destroy;
 %ignore kvc_cache_destroy;
 %ignore kvc_fence_destroy;
+%ignore kvc_transport_destroy;
+%ignore kvc_transfer_destroy;
 %ignore kvc_config_from_hf_json;
 %rename("$ignore", %$isclass) ""; /* structs */
 
@@ -79,6 +81,13 @@
 %typemap(in) const kvc_plan *plan { if (!($1 = kvcpy_pointer_of($input, "kvc_plan"))) SWIG_fail; }
 %typemap(in) const kvc_fence *fence { if (!($1 = kvcpy_pointer_of($input, "kvc_fence"))) SWIG_fail; }
 
+%typemap(in) kvc_transport *transport, const kvc_transport *transport {
+  if (!($1 = kvcpy_pointer_of($input, "kvc_transport"))) SWIG_fail;
+}
+%typemap(in) kvc_transfer *transfer, const kvc_transfer *transfer {
+  if (!($1 = kvcpy_pointer_of($input, "kvc_transfer"))) SWIG_fail;
+}
+
 %define %handle_out(TYPE, MAKE)
 %typemap(in, numinputs=0) TYPE **out (TYPE *handle = NULL) { $1 = &handle; }
 %typemap(argout) TYPE **out {
@@ -88,6 +97,9 @@
 %enddef
 %handle_out(kvc_plan, kvcpy_plan_capsule)
 %handle_out(kvc_cache, kvcpy_cache_capsule)
+%handle_out(kvc_fence, kvcpy_fence_capsule)
+%handle_out(kvc_transport, kvcpy_transport_capsule)
+%handle_out(kvc_transfer, kvcpy_transfer_capsule)
 %typemap(in, numinputs=0) kvc_fence **out_fence (kvc_fence *handle = NULL) { $1 = &handle; }
 %typemap(argout) kvc_fence **out_fence {
   $result = kvcpy_append($result, kvcpy_fence_capsule(*$1));
@@ -143,6 +155,7 @@
 %number_out(uint64_t, out_saturated, PyLong_FromUnsignedLongLong)
 %number_out(uint64_t, out_released, PyLong_FromUnsignedLongLong)
 %number_out(int32_t, out_done, PyLong_FromLong)
+%number_out(int32_t, out_fd, PyLong_FromLong)
 
 /* ---- Structs -------------------------------------------------------------------------------------------------- */
 
@@ -163,6 +176,8 @@
 %struct_out(kvc_stats)
 %struct_out(kvc_seq_info)
 %struct_out(kvc_tier_stats)
+%struct_out(kvc_transport_stats)
+%struct_out(kvc_transfer_info)
 %struct_out(kvc_device_caps)
 
 %define %option_struct(TYPE, CONVERTED)
@@ -212,15 +227,17 @@
 %typemap(freearg) const kvc_save_desc *desc { kvcpy_save_desc_done(&place$argnum); }
 %typemap(in, numinputs=0) uint64_t *out_bytes { $1 = NULL; }
 
-%typemap(in) const kvc_load_desc *desc (kvc_load_desc origin) {
-  if (kvcpy_load_desc_in($input, &origin)) SWIG_fail;
-  $1 = &origin;
+%define %desc_in(TYPE, TAKE)
+%typemap(in) const TYPE *desc (TYPE read) {
+  if (TAKE($input, &read)) SWIG_fail;
+  $1 = &read;
 }
-
-%typemap(in) const kvc_tier_desc *desc (kvc_tier_desc tier) {
-  if (kvcpy_tier_desc_in($input, &tier)) SWIG_fail;
-  $1 = &tier;
-}
+%enddef
+%desc_in(kvc_transport_desc, kvcpy_transport_desc_in)
+%desc_in(kvc_recv_desc, kvcpy_recv_desc_in)
+%desc_in(kvc_send_desc, kvcpy_send_desc_in)
+%desc_in(kvc_load_desc, kvcpy_load_desc_in)
+%desc_in(kvc_tier_desc, kvcpy_tier_desc_in)
 
 %typemap(in) DLDevice device {
   int type, id;
@@ -324,11 +341,14 @@ static PyObject *ids_of(const kvc_seq *ids, size_t count) {
   return list;
 }
 
+static PyObject *bytes_of(const void *data, size_t size) { return PyBytes_FromStringAndSize(data, (Py_ssize_t)size); }
+
 static PyObject *hashes_of(const uint8_t *hashes, size_t count) {
   return PyBytes_FromStringAndSize((const char *)hashes, (Py_ssize_t)(count * KVC_HASH_BYTES));
 }
 %}
 %array_out(char, buf, len, text_of)
+%array_out(void, buf, len, bytes_of)
 %array_out(kvc_seq, ids, count, ids_of)
 %array_out(uint8_t, out_hashes, len, hashes_of)
 
@@ -361,6 +381,7 @@ static PyObject *hashes_of(const uint8_t *hashes, size_t count) {
 %rename(layout) kvcpy_layout;
 %rename(is_open) kvcpy_is_open;
 %rename(time_attn) kvcpy_time_attn;
+%rename(transfer_settle) kvcpy_transfer_settle;
 PyObject *kvcpy_cache_close(PyObject *cache);
 PyObject *kvcpy_cache_keep(PyObject *cache, PyObject *owner);
 PyObject *kvcpy_export_keep(PyObject *tensor, PyObject *list);
@@ -370,6 +391,7 @@ PyObject *kvcpy_config_from_hf_json(PyObject *json);
 PyObject *kvcpy_numpy_enable(PyObject *ndarray);
 PyObject *kvcpy_numpy_probe(PyObject *array);
 PyObject *kvcpy_layout(void);
+PyObject *kvcpy_transfer_settle(PyObject *transfer, PyObject *cache);
 int kvcpy_is_open(PyObject *capsule, const char *kind);
 PyObject *kvcpy_time_attn(PyObject *forward, int layer, PyObject *tensors, int count);
 

@@ -42,11 +42,16 @@
 %ignore kvc_cache_destroy;
 %ignore kvc_forward_begin;
 %ignore kvc_fence_destroy;
+%ignore kvc_transport_open;
+%ignore kvc_transport_destroy;
+%ignore kvc_transfer_destroy;
 
 %nodefaultctor kvc_plan;
 %nodefaultctor kvc_cache;
 %nodefaultctor kvc_forward;
 %nodefaultctor kvc_fence;
+%nodefaultctor kvc_transport;
+%nodefaultctor kvc_transfer;
 /* kvc_forward_end and kvc_forward_abort end a forward; it belongs to its cache. */
 %nodefaultdtor kvc_forward;
 
@@ -54,6 +59,8 @@ struct kvc_plan {};
 struct kvc_cache {};
 struct kvc_forward {};
 struct kvc_fence {};
+struct kvc_transport {};
+struct kvc_transfer {};
 
 /* A failed constructor leaves NULL, and the reason in `err`. */
 %extend kvc_plan {
@@ -79,6 +86,16 @@ struct kvc_fence {};
 %extend kvc_fence {
   ~kvc_fence() { kvc_fence_destroy($self); }
 }
+%extend kvc_transport {
+  kvc_transport(const kvc_transport_desc *desc, kvc_error *err) {
+    kvc_transport *transport = NULL;
+    return kvc_transport_open(desc, &transport, err) == KVC_OK ? transport : NULL;
+  }
+  ~kvc_transport() { kvc_transport_destroy($self); }
+}
+%extend kvc_transfer {
+  ~kvc_transfer() { kvc_transfer_destroy($self); }
+}
 
 /* A new struct is all zeros, which means default, but for its size. */
 %define KVC_SIZED(type)
@@ -93,7 +110,7 @@ struct kvc_fence {};
 %enddef
 
 /* A text that is assigned to a field is copied, and the copy is never freed: a struct does not say whose its texts are. */
-%typemap(memberin) const char *path, const char *model_id, const char *address, const char *username, const char *password
+%typemap(memberin) const char *path, const char *model_id, const char *address, const char *username, const char *password, const char *engine
     "$1 = $input ? strdup($input) : NULL;"
 
 %include "abi_structs.i"

@@ -58,8 +58,8 @@ std::span<const std::byte> unframed(const char (&magic)[8], std::span<const std:
   constexpr size_t kName = sizeof magic - 2;
   if (bytes.size() < sizeof magic + sizeof(uint64_t) ||
       std::memcmp(bytes.data(), magic, kName) != 0)
-    fail_with(no_magic, static_cast<int64_t>(bytes.size()), "%zu bytes are no %s", bytes.size(),
-              what);
+    fail_with(no_magic, static_cast<int64_t>(bytes.size()),
+              "%s of %zu bytes is none: it begins otherwise", what, bytes.size());
   const size_t covered = bytes.size() - sizeof(uint64_t);
   uint64_t digest = 0;
   std::memcpy(&digest, bytes.data() + covered, sizeof digest);

@@ -534,7 +534,7 @@ TEST(Transfers, BadArgumentsAreRefusedAndChangeNothing) {
   send(KVC_E_OUT_OF_RANGE, {"4 tokens", "10"}, [](auto& d) { d.seq = 7; });
   send(KVC_E_INVALID_ARGUMENT, {"desc.begin = 2"}, [](auto& d) { d.begin = 2; });
   send(KVC_E_INVALID_ARGUMENT, {"ticket is NULL"}, [](auto& d) { d.ticket = nullptr; });
-  send(KVC_E_INVALID_ARGUMENT, {"0 bytes"}, [](auto& d) { d.ticket_len = 0; });
+  send(KVC_E_INVALID_ARGUMENT, {"ticket of 0 bytes"}, [](auto& d) { d.ticket_len = 0; });
   send(KVC_E_INVALID_ARGUMENT, {"4097"}, [](auto& d) { d.ticket_len = 4097; });
   send(KVC_E_UNSUPPORTED, {"desc.mode = 1"}, [](auto& d) { d.mode = KVC_SEND_AS_COMPUTED; });
   send(KVC_E_UNSUPPORTED, {"desc.flags = 1"}, [](auto& d) { d.flags = 1; });

@@ -46,6 +46,7 @@ from .plan import Plan, min_pages  # noqa: E402
 from .prefix import ADAPTER, MEDIA, USER, Event, Events, Prefix, PrefixKey, prefix_hash  # noqa: E402
 from .tensors import SupportsDLPack, Tensor, as_dtype, to_numpy  # noqa: E402
 from .tiers import Tiers, TierStats  # noqa: E402
+from .transfers import Transfer, TransferInfo, Transport, TransportStats  # noqa: E402
 
 if TYPE_CHECKING:
     from .events_publisher import EventPublisher as EventPublisher

@@ -31,6 +31,7 @@ from .plan import Plan
 from .prefix import Events, Prefix
 from .tensors import Integers, Tensor, exported
 from .tiers import Tiers
+from .transfers import Transfer, Transport, nanoseconds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,7 +56,7 @@ class Fence:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds (None: for ever); `Timeout` when the copies are not done by then."""
-        _capi.kvc_fence_wait(self._handle, _nanoseconds(timeout))
+        _capi.kvc_fence_wait(self._handle, nanoseconds("timeout", timeout))
 
     def wait_on_stream(self, stream: Any = None) -> None:
         """Let what is enqueued on a stream of the cache's device from now on wait for the copies; on the CPU wait here."""
@@ -63,19 +64,6 @@ class Fence:
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentTypeError("a kvcache.Fence cannot be pickled: its copies are this process's")
-
-
-def _nanoseconds(timeout: float | None) -> int:
-    """A timeout of `Fence.wait` as the library takes it: -1 is for ever."""
-    if timeout is None:
-        return -1
-    try:
-        seconds = float(timeout)
-    except (TypeError, ValueError):
-        raise wrong_type("timeout", "seconds or None", timeout) from None
-    if math.isnan(seconds) or seconds < 0:
-        raise status_error(1, f"timeout: {timeout!r} is no number of seconds, which is at least 0")
-    return -1 if seconds > 1e9 else int(seconds * 1e9)  # thirty years
 
 
 class Cache(DebugAccess):
@@ -403,6 +391,47 @@ class Cache(DebugAccess):
         are converted. `publish=False`: the prefix index gets nothing of them, for files of other weights. `Unsupported` names the field where the layout differs; `Corrupt` a damaged file; `NoPages` when the cache is full now.
         """
         _capi.kvc_seq_load(self._handle, load_desc(source, model_id, convert, publish), seqs, self.plan._stream(stream))
+
+    # ---- transfers
+
+    def receive(
+        self,
+        transport: Transport,
+        seq: SupportsIndex,
+        num_tokens: SupportsIndex,
+        *,
+        begin: SupportsIndex = 0,
+        cross_length: SupportsIndex = 0,
+        publish: bool = False,
+        priority: SupportsIndex = 0,
+        deadline: float | None = 30,
+        idle: float | None = 0,
+        model_id: str | None = None,
+    ) -> Transfer:
+        """Reserve room for a sequence that another cache sends: its `ticket` goes to the sender's `send`.
+
+        `seq`: a new id, or with `begin` a sequence that has the first `begin` tokens already, as `prefix.attach` makes one: they do not travel.
+        `cross_length`: encoder tokens. `publish`: the prefix index learns what arrives. `deadline`: seconds for all of it; None: none. `idle`:
+        seconds without a word of the sender; 0: the transport's.
+        """
+        times = (nanoseconds("deadline", deadline), nanoseconds("idle", idle))
+        desc = (1 if publish else 0, seq, begin, num_tokens, cross_length, *times, priority, model_id)
+        return Transfer(_capi.kvc_transfer_recv(self._handle, transport._handle, desc), self._handle)
+
+    def send(
+        self,
+        transport: Transport,
+        seq: SupportsIndex,
+        ticket: bytes,
+        *,
+        begin: SupportsIndex = 0,
+        deadline: float | None = 30,
+        idle: float | None = 0,
+        model_id: str | None = None,
+    ) -> Transfer:
+        """Send a sequence to the cache that wrote the ticket. It stays here as it is, and may be used, changed and removed meanwhile."""
+        desc = (seq, begin, ticket, nanoseconds("deadline", deadline), nanoseconds("idle", idle), model_id)
+        return Transfer(_capi.kvc_transfer_send(self._handle, transport._handle, desc), None)
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentTypeError(

@@ -73,6 +73,10 @@ PyObject *kvcpy_cache_keep(PyObject *capsule, PyObject *owner);
 int kvcpy_is_open(PyObject *capsule, const char *kind);
 PyObject *kvcpy_plan_capsule(kvc_plan *plan);
 PyObject *kvcpy_fence_capsule(kvc_fence *fence);
+PyObject *kvcpy_transport_capsule(kvc_transport *transport);
+PyObject *kvcpy_transfer_capsule(kvc_transfer *transfer);
+/* Under the lock of the receiving cache: what has arrived becomes a sequence. */
+PyObject *kvcpy_transfer_settle(PyObject *transfer, PyObject *cache);
 void *kvcpy_pointer_of(PyObject *capsule, const char *kind);
 
 /* ---- tensor.c: tensors of other packages, borrowed for one call
@@ -218,6 +222,12 @@ PyObject *kvcpy_save_desc_out(kvcpy_save_desc *d);
 void kvcpy_save_desc_done(kvcpy_save_desc *d);
 /* (path, data, model_id, flags); the data is borrowed from the bytes object. */
 int kvcpy_load_desc_in(PyObject *object, kvc_load_desc *d);
+/* (flags, engine, address, idle, beat, drain, tombstone, bytes_in_flight, resend_rounds) */
+int kvcpy_transport_desc_in(PyObject *object, kvc_transport_desc *d);
+/* (flags, seq, begin, num_tokens, cross_length, deadline, idle, priority, model_id) */
+int kvcpy_recv_desc_in(PyObject *object, kvc_recv_desc *d);
+/* (seq, begin, ticket, deadline, idle, model_id); the ticket is borrowed from the bytes object. */
+int kvcpy_send_desc_in(PyObject *object, kvc_send_desc *d);
 /* (tier, shard, address, model_id, byte_limit, queue_bytes, get_ms, put_ms, connect_ms, ttl_s,
  * username, password) */
 int kvcpy_tier_desc_in(PyObject *object, kvc_tier_desc *d);

@@ -51,6 +51,13 @@
 %without_gil(kvc_op_quantize)
 %without_gil(kvc_op_dequantize)
 %without_gil(kvc_op_linear_step)
+%without_gil(kvc_transport_open)
+%without_gil(kvc_transport_progress)
+%without_gil(kvc_transport_close)
+%without_gil(kvc_transfer_wait)
+%without_gil(kvc_transfer_cancel)
+%two_calls_alone(kvc_transport_address, arg2, arg3, 1)
+%two_calls_alone(kvc_transfer_ticket, arg2, arg3, 1)
 %two_calls_alone(kvc_plan_describe, arg2, arg3, 1)
 %two_calls_alone(kvc_plan_to_json, arg2, arg3, 1)
 %two_calls_alone(kvc_layout_fingerprint, arg2, arg3, 1)
@@ -129,6 +136,8 @@
 %call(KVCPY_EXCLUSIVE, kvc_tier_detach)
 %call(KVCPY_SHARED, kvc_tier_flush)
 %call(KVCPY_SHARED, kvc_tier_stats_get)
+%call(KVCPY_EXCLUSIVE, kvc_transfer_recv)
+%call(KVCPY_EXCLUSIVE, kvc_transfer_send)
 
 %exception kvc_forward_begin {
   result = 0;

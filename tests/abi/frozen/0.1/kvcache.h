@@ -2478,10 +2478,9 @@ typedef struct kvc_transfer_info {
   kvc_status status;
   int32_t is_receiving;
   int32_t reserved;
-  uint32_t chunks_total;  /* 0 before the two sides have met. */
-  uint32_t chunks_done;
-  uint32_t chunks_resent;
-  uint32_t reserved2;
+  uint64_t chunks_total;  /* 0 before the two sides have met. */
+  uint64_t chunks_done;
+  uint64_t chunks_resent;
   uint64_t bytes_total;
   uint64_t bytes_done;
   char message[256];      /* Why it has failed; empty: it has not. */

@@ -1,0 +1,99 @@
+/* Transports, transfers, and what opens them. */
+#include <string.h>
+
+#include "binding.h"
+
+static const char TRANSPORT[] = "kvc_transport", TRANSFER[] = "kvc_transfer";
+
+/* Threads end here, and may log, for which they need the GIL. */
+static void transport_gone(PyObject *capsule) {
+  kvc_transport *transport = PyCapsule_GetPointer(capsule, TRANSPORT);
+  PyThreadState *thread = PyEval_SaveThread();
+  kvc_transport_destroy(transport);
+  PyEval_RestoreThread(thread);
+}
+
+PyObject *kvcpy_transport_capsule(kvc_transport *transport) {
+  PyObject *capsule = PyCapsule_New(transport, TRANSPORT, transport_gone);
+  if (!capsule) kvc_transport_destroy(transport);
+  return capsule;
+}
+
+static void transfer_gone(PyObject *capsule) {
+  kvc_transfer_destroy(PyCapsule_GetPointer(capsule, TRANSFER));
+}
+
+PyObject *kvcpy_transfer_capsule(kvc_transfer *transfer) {
+  PyObject *capsule = PyCapsule_New(transfer, TRANSFER, transfer_gone);
+  if (!capsule) kvc_transfer_destroy(transfer);
+  return capsule;
+}
+
+PyObject *kvcpy_transfer_settle(PyObject *transfer, PyObject *cache) {
+  kvcpy_hold hold;
+  kvc_status status = KVC_OK;
+  kvc_transfer *pointer = kvcpy_pointer_of(transfer, TRANSFER);
+  kvcpy_handle *handle = pointer ? kvcpy_handle_of(cache, "kvc_cache") : NULL;
+  if (!handle) return NULL;
+  if (kvcpy_enter(&hold, handle, KVCPY_EXCLUSIVE))
+    status = kvc_transfer_wait(pointer, 0, kvcpy_error());
+  if (kvcpy_leave(&hold)) return NULL;
+  if (status != KVC_OK) {
+    kvcpy_raise(status);
+    return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+int kvcpy_transport_desc_in(PyObject *object, kvc_transport_desc *d) {
+  memset(d, 0, sizeof *d);
+  if (!PyTuple_Check(object) || PyTuple_Size(object) != 9)
+    return kvcpy_refuse_type("desc", "9 settings of a transport", object);
+  d->struct_size = sizeof *d;
+  if (kvcpy_uint64_in(PyTuple_GetItem(object, 0), &d->flags, "flags") ||
+      kvcpy_optional_in(object, 1, kvcpy_text_in, &d->engine, "engine") ||
+      kvcpy_optional_in(object, 2, kvcpy_text_in, &d->address, "address") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 3), &d->idle_ns, "idle") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 4), &d->beat_ns, "beat") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 5), &d->drain_ns, "drain") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 6), &d->tombstone_ns, "tombstone") ||
+      kvcpy_uint64_in(PyTuple_GetItem(object, 7), &d->bytes_in_flight, "bytes_in_flight") ||
+      kvcpy_int32_in(PyTuple_GetItem(object, 8), &d->resend_rounds, "resend_rounds"))
+    return -1;
+  return 0;
+}
+
+int kvcpy_recv_desc_in(PyObject *object, kvc_recv_desc *d) {
+  memset(d, 0, sizeof *d);
+  if (!PyTuple_Check(object) || PyTuple_Size(object) != 9)
+    return kvcpy_refuse_type("desc", "9 settings of a transfer", object);
+  d->struct_size = sizeof *d;
+  if (kvcpy_uint64_in(PyTuple_GetItem(object, 0), &d->flags, "flags") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 1), &d->seq, "seq") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 2), &d->begin, "begin") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 3), &d->num_tokens, "num_tokens") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 4), &d->cross_length, "cross_length") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 5), &d->deadline_ns, "deadline") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 6), &d->idle_ns, "idle") ||
+      kvcpy_int32_in(PyTuple_GetItem(object, 7), &d->priority, "priority") ||
+      kvcpy_optional_in(object, 8, kvcpy_text_in, &d->model_id, "model_id"))
+    return -1;
+  return 0;
+}
+
+int kvcpy_send_desc_in(PyObject *object, kvc_send_desc *d) {
+  const char *ticket = NULL;
+  memset(d, 0, sizeof *d);
+  if (!PyTuple_Check(object) || PyTuple_Size(object) != 6)
+    return kvcpy_refuse_type("desc", "6 settings of a transfer", object);
+  d->struct_size = sizeof *d;
+  if (kvcpy_int64_in(PyTuple_GetItem(object, 0), &d->seq, "seq") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 1), &d->begin, "begin") ||
+      kvcpy_bytes_in(PyTuple_GetItem(object, 2), &ticket, &d->ticket_len, "ticket") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 3), &d->deadline_ns, "deadline") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 4), &d->idle_ns, "idle") ||
+      kvcpy_optional_in(object, 5, kvcpy_text_in, &d->model_id, "model_id"))
+    return -1;
+  d->ticket = ticket;
+  return 0;
+}
