@@ -158,6 +158,8 @@ struct AttnSequence {
   int64_t own_rotation_begin;
   // Keys before it meet q that is rotated by sink_q_rotation: a chunk of keys ends there. CPU only.
   int64_t sink_q_end;
+  // Keys before it are read from kept rows: a chunk of keys ends there. CPU only.
+  int64_t kept_end;
   TableGap gap;  // Places of `pages` without an entry.
 
   int64_t page(int64_t place) const { return page_at(pages, gap, place); }
@@ -225,6 +227,7 @@ struct AttnItem {
   int64_t key_begin,
       key_end;  // Absolute range of keys; a kernel clips it to the visible range of each row.
   int64_t partial;
+  int32_t kept_part = 0;  // 1: the keys are kept rows. For whoever runs the item: their parameters.
 };
 
 // The splits of one output. Whoever finishes the last of them merges all in index order, so that

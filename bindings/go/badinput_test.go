@@ -125,6 +125,9 @@ func TestBadConfigurationsAreNamed(t *testing.T) {
 	}), kvcache.ErrUnsupported, "config.layers[0].k_dtype = int4 with quant = PER_TOKEN_HEAD (2) is not supported in "+
 		"OWNED (0) storage on the CPU, whose kernels read types of 8 bits: store one of these, or choose "+
 		"config.storage = BORROWED (1) or NONE (2), where the host's own kernels attend")
+	says(t, with(func(c *kvcache.Config) { c.Layers[0].KeepTokens = 4 }), kvcache.ErrInvalidArgument,
+		"config.layers[0].keep_tokens = 4 with quant = NONE (0) and v_quant = NONE (0): no row is quantised, so none is kept apart; "+
+			"expected 0")
 	says(t, with(func(c *kvcache.Config) { c.Layers[0].VQuant = kvcache.QuantPerTensor }), kvcache.ErrInvalidArgument,
 		"config.layers[0].v_dtype is not set with v_quant = PER_TENSOR (1) and quant = NONE (0), which K alone has: "+
 			"expected float8_e4m3fn, float8_e5m2 or int8")

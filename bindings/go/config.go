@@ -123,6 +123,7 @@ type Layer struct {
 	KScale        float32 // QuantPerTensor: value of K = stored element * KScale; 0: 1. Others: 0
 	VScale        float32 // the same of V
 	VQuant        Quant   // of V apart from K: another kind, or QuantOff; zero: Quant
+	KeepTokens    int     // quantised ATTENTION and MLA layers: leading tokens of a sequence that are kept in bfloat16
 }
 
 // Storage says whose memory the pages are.

@@ -179,6 +179,7 @@ func (b *builder) fillLayer(name string, layer *Layer, out *C.kvc_layer) {
 	}
 	b.fillStates(name, layer.States, out)
 	out.v_quant = C.kvc_quant(layer.VQuant)
+	out.keep_tokens = b.i32(name+".KeepTokens", layer.KeepTokens)
 	out.k_scale, out.v_scale = C.float(layer.KScale), C.float(layer.VScale)
 }
 

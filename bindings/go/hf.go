@@ -57,6 +57,7 @@ func goLayer(c *C.kvc_layer) Layer {
 		KScale:        float32(c.k_scale),
 		VScale:        float32(c.v_scale),
 		VQuant:        Quant(c.v_quant),
+		KeepTokens:    int(c.keep_tokens),
 	}
 	if c.rope != nil {
 		layer.Rope = goRope(c.rope)

@@ -73,6 +73,7 @@ type GroupInfo struct {
 	FirstLayer    int32  // global id of its first layer in the slice; -1: none here
 	RequestPages  int64  // Plan.RequestPages(MaxSeqLen)
 	BytesPerToken uint64 // of its layers
+	KeepTokens    int64  // kept rows (Layer.KeepTokens): its tables end after so many tokens; 0: they have all
 }
 
 func goGroupInfo(c *C.kvc_group_info) *GroupInfo {
@@ -87,6 +88,7 @@ func goGroupInfo(c *C.kvc_group_info) *GroupInfo {
 		FirstLayer:    int32(c.first_layer),
 		RequestPages:  int64(c.request_pages),
 		BytesPerToken: uint64(c.bytes_per_token),
+		KeepTokens:    int64(c.keep_tokens),
 	}
 	return out
 }
@@ -121,6 +123,8 @@ type LayerInfo struct {
 	KScaleBytes   uint64 // of one page, behind V; 0: none
 	VScaleBytes   uint64
 	VQuant        Quant // of V; QuantNone: it is not quantised
+	KeepTokens    int32 // leading tokens that are kept unquantised
+	KeptGroup     int32 // page table of their rows; -1: KeepTokens is 0
 }
 
 func goLayerInfo(c *C.kvc_layer_info) *LayerInfo {
@@ -153,6 +157,8 @@ func goLayerInfo(c *C.kvc_layer_info) *LayerInfo {
 		KScaleBytes:   uint64(c.k_scale_bytes),
 		VScaleBytes:   uint64(c.v_scale_bytes),
 		VQuant:        Quant(c.v_quant),
+		KeepTokens:    int32(c.keep_tokens),
+		KeptGroup:     int32(c.kept_group),
 	}
 	return out
 }

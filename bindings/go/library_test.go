@@ -188,6 +188,17 @@ func TestAPlanAnswersQuestions(t *testing.T) {
 		first.VScaleBytes != 0 || second.Quant != kvcache.QuantNone || second.VQuant != kvcache.QuantPerTensor {
 		t.Errorf("%+v, %+v", first, second)
 	}
+	config.Layers[0].KeepTokens = 4
+	kept, err := lib.NewPlan(config)
+	ok(t, err)
+	defer kept.Close()
+	first, err = kept.Layer(0)
+	ok(t, err)
+	rows, err := kept.Group(int(first.KeptGroup))
+	ok(t, err)
+	if first.KeepTokens != 4 || rows.KeepTokens != 4 || rows.NumLayers != 1 || second.KeptGroup != -1 {
+		t.Errorf("%+v, %+v, %+v", first, rows, second)
+	}
 	_, err = lib.MinPages()
 	is(t, err, kvcache.ErrInvalidArgument)
 }

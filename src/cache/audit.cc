@@ -164,9 +164,8 @@ void Audit::check_sequence(const Sequence& sequence) {
   }
   check_checkpoints(sequence);
   for (size_t group = 0; group < core_.spec().groups.size(); ++group) {
-    const bool is_cross = core_.group(group).is_cross;
-    const int64_t stored =
-        entry != nullptr ? entry->new_stored(is_cross) : sequence.stored(is_cross);
+    const GroupSpec& spec = core_.group(group);
+    const int64_t stored = entry != nullptr ? entry->new_stored(spec) : sequence.stored(spec);
     check_table(sequence, group, stored);
     if (!sequence.is_swapped)
       totals_.unused_slots +=

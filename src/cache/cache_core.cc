@@ -19,10 +19,31 @@ int64_t require_pages(const Plan& plan) {
   return plan.num_pages();
 }
 
+// Kernels of the CPU alone read kept rows, and nobody but the library knows where they lie. Throws
+// UNSUPPORTED.
+void require_kept_rows_served(const Spec& spec) {
+  if (spec.storage == KVC_STORAGE_NONE) return;
+  const bool is_owned = spec.storage == KVC_STORAGE_OWNED;
+  if (is_owned && !spec.is_on_gpu()) return;
+  for (int32_t local = 0; local < spec.num_local_layers(); ++local) {
+    const int32_t keep_tokens = spec.layers[local].keep_tokens;
+    if (keep_tokens == 0) continue;
+    fail_with(KVC_E_UNSUPPORTED, keep_tokens,
+              "config.layers[%d].keep_tokens = %d is not supported with config.%s = %s (%d): OWNED "
+              "(%d) storage on the CPU (%d), and plans of NONE (%d), are",
+              spec.layer_begin + local, keep_tokens, is_owned ? "device.device_type" : "storage",
+              is_owned ? "CUDA" : "BORROWED",
+              is_owned ? static_cast<int>(kDLCUDA) : static_cast<int>(KVC_STORAGE_BORROWED),
+              static_cast<int>(KVC_STORAGE_OWNED), static_cast<int>(kDLCPU),
+              static_cast<int>(KVC_STORAGE_NONE));
+  }
+}
+
 // Pages that the library allocates for kernels which do not exist would hold nothing for ever.
 // Throws UNSUPPORTED.
 std::shared_ptr<const Plan> require_served(std::shared_ptr<const Plan> plan) {
   const Spec& spec = plan->spec();
+  require_kept_rows_served(spec);
   if (spec.storage != KVC_STORAGE_OWNED || spec.is_on_gpu()) return plan;
   for (int32_t local = 0; local < spec.num_local_layers(); ++local) {
     const LayerSpec& layer = spec.layers[local];
@@ -149,6 +170,15 @@ int32_t CacheCore::require_paged_layer(int32_t id) const {
   fail_with(KVC_E_UNSUPPORTED, layer(source).kind,
             "layer %d is of kind %s (%d), which keeps no pages", id,
             layer_kind_name(layer(source).kind), layer(source).kind);
+}
+
+void CacheCore::refuse_kept_rows(int32_t local_layer, const char* what) const {
+  const int32_t keep_tokens = layer(local_layer).keep_tokens;
+  if (keep_tokens == 0) return;
+  fail_with(KVC_E_UNSUPPORTED, keep_tokens,
+            "%s: layer %d has keep_tokens = %d, expected 0: its part of a page leaves out the "
+            "unquantised rows of these tokens",
+            what, spec().layer_begin + local_layer, keep_tokens);
 }
 
 int32_t CacheCore::require_layer(int32_t id) const {

@@ -106,6 +106,8 @@ struct CacheCore {
   // The local layer whose pages a layer reads: its own, or its source's. UNSUPPORTED where it reads
   // none.
   int32_t require_paged_layer(int32_t id) const;
+  // The layer's part of a page is not all of it. Throws UNSUPPORTED.
+  void refuse_kept_rows(int32_t local_layer, const char* what) const;
   // OUT_OF_RANGE when there is no such layer group.
   void require_group(int32_t id) const;
 

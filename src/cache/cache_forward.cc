@@ -183,8 +183,11 @@ void LayerCall::append(const kernels::TokenRows& k, const kernels::TokenRows& v)
 
 StoredTokens LayerCall::stored_tokens(kvc_seq seq) const {
   const Sequence& sequence = core_.sequences.get_on_device(seq, "gather");
-  StoredTokens tokens{&sequence.tables[core_.layer(layer.source).group], seq,
-                      sequence.stored(is_cross()), false, is_cross() ? KeyLead{} : sequence.lead};
+  const LayerSpec& source = core_.layer(layer.source);
+  StoredTokens tokens{&sequence.tables[source.group], seq, sequence.stored(is_cross()), false,
+                      is_cross() ? KeyLead{} : sequence.lead};
+  if (source.kept_rows >= 0)
+    tokens.kept_table = &sequence.tables[core_.layer(source.kept_rows).group];
   if (const BatchEntry* entry = core_.entry_of(sequence); entry != nullptr) {
     tokens.length = entry->new_stored(is_cross());
     tokens.grows = tokens.length > entry->old_stored(is_cross());
@@ -205,24 +208,31 @@ void LayerCall::gather(const StoredTokens& tokens, const kernels::TokenRows& k,
               id_, ll(tokens.seq));
   }
   if (tokens.length == 0) return;
-  const int32_t page_size = core_.group_of(core_.layer(layer.source)).page_size;
   const LeadRotation back(core_.spec(), layer.source, tokens.lead);
-  const auto gather_rows = [&](bool is_v, const kernels::PagedRows& rows,
-                               const kernels::TokenRows& out, int32_t dim) {
-    core_.engine->gather({layer.source, is_v},
-                         {.rows = rows,
-                          .pages = tokens.table->pages.data(),
+  const auto gather_part = [&](int32_t local, const PageTable& table, bool is_v,
+                               const kernels::TokenRows& out, int32_t dim, int64_t num_keys) {
+    core_.engine->gather({local, is_v},
+                         {.rows = is_v ? core_.pool.v_rows(local) : core_.pool.k_rows(local),
+                          .pages = table.pages.data(),
                           .out = out,
-                          .page_size = page_size,
+                          .page_size = core_.group_of(core_.layer(local)).page_size,
                           .num_heads = layer.num_kv_heads,
                           .dim = dim,
                           .rotation = is_v ? kernels::Rotation{} : back.get(),
                           .rotate_from = tokens.lead.begin,
-                          .gap = tokens.table->pages.gap()},
-                         tokens.length);
+                          .gap = table.pages.gap()},
+                         num_keys);
   };
-  if (k.base != nullptr) gather_rows(false, core_.pool.k_rows(layer.source), k, layer.k_dim);
-  if (v.base != nullptr) gather_rows(true, core_.pool.v_rows(layer.source), v, layer.v_dim);
+  const auto gather_rows = [&](bool is_v, const kernels::TokenRows& out, int32_t dim) {
+    gather_part(layer.source, *tokens.table, is_v, out, dim, tokens.length);
+    if (tokens.kept_table == nullptr) return;
+    // Kept rows take the places of the quantised ones.
+    const LayerSpec& source = core_.layer(layer.source);
+    gather_part(source.kept_rows, *tokens.kept_table, is_v, out, dim,
+                std::min<int64_t>(tokens.length, source.keep_tokens));
+  };
+  if (k.base != nullptr) gather_rows(false, k, layer.k_dim);
+  if (v.base != nullptr) gather_rows(true, v, layer.v_dim);
 }
 
 StateCall::StateCall(CacheCore& core, int32_t layer, int32_t index, const char* function)
@@ -283,10 +293,10 @@ class RowClearer {
 
   void clear(const BatchEntry& entry) {
     for (size_t group = 0; group < core_.spec().groups.size(); ++group) {
-      const int64_t page_size = core_.group(group).page_size;
-      const bool is_cross = core_.group(group).is_cross;
-      const int64_t end = entry.new_stored(is_cross);
-      for (int64_t row = entry.old_stored(is_cross); row < end;) {
+      const GroupSpec& spec = core_.group(group);
+      const int64_t page_size = spec.page_size;
+      const int64_t end = entry.new_stored(spec);
+      for (int64_t row = entry.old_stored(spec); row < end;) {
         const int64_t index = row / page_size, begin = index * page_size;
         const int64_t next = std::min(end, begin + page_size);
         clear(entry.sequence->tables[group].pages[index], group, row - begin, next - begin);

@@ -64,6 +64,7 @@ struct StoredTokens {
   int64_t length;
   bool grows;  // The open forward adds to them.
   KeyLead lead;
+  const PageTable* kept_table = nullptr;  // The layer's kept rows; null: it has none.
 };
 
 // One call on a layer of the open forward: attention, appending K and V, reading them back. Every

@@ -90,8 +90,10 @@ kvc_seq_info CacheSequences::info(kvc_seq id) const {
     const bool is_cross = core_.spec().groups[group].is_cross;
     const PageTable& table = sequence.tables[group];
     if (!is_cross) first_kept = std::max(first_kept, table.kept_begin);
-    const int64_t stored = is_cross ? sequence.cross_length : sequence.length + info.tree_nodes;
-    for (int64_t i = 0; i < core_.spec().groups[group].pages_for(stored); ++i) {
+    const GroupSpec& spec = core_.spec().groups[group];
+    const int64_t stored =
+        is_cross ? sequence.cross_length : spec.tokens_of(sequence.length + info.tree_nodes);
+    for (int64_t i = 0; i < spec.pages_for(stored); ++i) {
       const PageId page = table.pages[i];
       if (page == kNoPage) continue;
       ++info.num_pages;

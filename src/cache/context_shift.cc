@@ -165,6 +165,16 @@ bool keeps_visible(const GroupSpec& group, const Sequence& sequence, const PageT
          keys.begin >= std::min(kept.begin, length);
 }
 
+// Without tokens [begin, end), one from behind the kept tokens of a layer would be one of them:
+// keep_tokens of that layer, else 0.
+int64_t filled_kept_tokens(const Spec& spec, int64_t length, int64_t begin, int64_t end) {
+  for (const GroupSpec& group : spec.groups) {
+    const int64_t kept = group.keep_tokens;
+    if (begin < end && begin < kept && length > std::max(end, kept)) return kept;
+  }
+  return 0;
+}
+
 // One shift of a range that was checked.
 class ContextShift {
  public:
@@ -179,13 +189,23 @@ class ContextShift {
 
   void check() const {
     check_windows();
+    check_kept_tokens();
     if (num_moved_ > 0) check_positions();
   }
   void run();
 
  private:
   void check_windows() const;
+  void check_kept_tokens() const;
   void check_positions() const;
+  // The range and the sequence's end in the tables of a layer group: those of kept rows end before.
+  struct Range {
+    int64_t begin, end, length;
+  };
+  Range range_of(size_t group) const {
+    const GroupSpec& spec = core_.group(group);
+    return {spec.tokens_of(begin_), spec.tokens_of(end_), spec.tokens_of(sequence_.length)};
+  }
   // Dropping the range leaves every page of the layer group as it is, but for those that go.
   bool moves_whole_pages(size_t group) const;
   // Where the rows of a layer group go when only some pages move as a whole.
@@ -227,7 +247,7 @@ void ContextShift::check_windows() const {
   }
   for (size_t group = 0; group < sequence_.tables.size(); ++group) {
     const PageTable& table = sequence_.tables[group];
-    if (core_.group(group).is_cross ||
+    if (!core_.group(group).may_drop() ||
         keeps_visible(core_.group(group), sequence_, table, begin_, end_))
       continue;
     fail_with(
@@ -236,6 +256,19 @@ void ContextShift::check_windows() const {
         "window has dropped: it keeps the first %lld and those from %lld on",
         ll(begin_), ll(end_), ll(sequence_.id), ll(table.sink_kept), ll(table.kept_begin));
   }
+}
+
+// A row that is stored in 8 bits alone cannot become a kept one.
+void ContextShift::check_kept_tokens() const {
+  const int64_t kept = filled_kept_tokens(spec_, sequence_.length, begin_, end_);
+  if (kept == 0) return;
+  fail_with(
+      KVC_E_UNSUPPORTED, kept,
+      "[begin, end) = [%lld, %lld): token %lld of sequence %lld would move to %lld, one of the "
+      "first keep_tokens = %lld, which a layer stores unquantised: expected begin of at least "
+      "%lld",
+      ll(begin_), ll(end_), ll(std::max(end_, kept)), ll(sequence_.id),
+      ll(std::max(end_, kept) - (end_ - begin_)), ll(kept), ll(kept));
 }
 
 void ContextShift::check_positions() const {
@@ -312,13 +345,15 @@ ContextShift::Turn ContextShift::plan_leads(KeyLead* lead) const {
 
 bool ContextShift::moves_whole_pages(size_t group) const {
   const int32_t page_size = core_.group(group).page_size;
-  return begin_ % page_size == 0 && end_ % page_size == 0;
+  const Range range = range_of(group);
+  return range.begin % page_size == 0 && range.end % page_size == 0;
 }
 
 ContextShift::Moves ContextShift::moves_of(size_t group) const {
   const PageTable& table = sequence_.tables[group];
   const int32_t page_size = core_.group(group).page_size;
-  Moves moves{std::min(std::max(end_, table.kept_begin), sequence_.length), 0, 0};
+  const Range range = range_of(group);
+  Moves moves{std::min(std::max(range.end, table.kept_begin), range.length), 0, 0};
   if (table.kept_begin <= begin_) return moves;
   // What a window has dropped makes room without a row being moved, so that at most one entry in
   // front has to be filled.
@@ -333,9 +368,10 @@ ContextShift::Moves ContextShift::moves_of(size_t group) const {
 // window has dropped.
 bool ContextShift::lacks_page(size_t group, const Moves& moves) const {
   const int32_t page_size = core_.group(group).page_size;
-  const int64_t place = moves.first_token - (end_ - begin_), entry = place / page_size;
+  const Range range = range_of(group);
+  const int64_t place = moves.first_token - (range.end - range.begin), entry = place / page_size;
   if (entry >= moves.entries_end - moves.num_entries) return false;
-  const bool is_used = moves.first_token < sequence_.length || place % page_size != 0;
+  const bool is_used = moves.first_token < range.length || place % page_size != 0;
   return is_used && sequence_.tables[group].pages[entry] == kNoPage;
 }
 
@@ -356,20 +392,21 @@ void ContextShift::add_rewritten_pages(PrivatePages* pages) const {
     };
     const PageTable& table = sequence_.tables[group];
     const KeyLead& lead = sequence_.lead;
-    if (rotates && lead.ahead != 0 && lead.begin < begin_) {
-      add(lead.begin, std::min(table.sink_kept, begin_));
-      add(std::max(lead.begin, table.kept_begin), begin_);
+    const Range range = range_of(group);
+    if (rotates && lead.ahead != 0 && lead.begin < range.begin) {
+      add(lead.begin, std::min(table.sink_kept, range.begin));
+      add(std::max(lead.begin, table.kept_begin), range.begin);
     }
     const Moves moves = moves_of(group);
     if (moves_whole_pages(group)) {
-      if (rotates) add(moves.first_token, sequence_.length);
+      if (rotates) add(moves.first_token, range.length);
       continue;
     }
-    if (begin_ == end_ && !rotates) continue;
+    if (range.begin == range.end && !rotates) continue;
     // By places in the table before the dropped entries go.
     const int32_t page_size = core_.group(group).page_size;
-    const int64_t gap = end_ - begin_, first = moves.first_token - gap,
-                  last = sequence_.length - gap,
+    const int64_t gap = range.end - range.begin, first = moves.first_token - gap,
+                  last = range.length - gap,
                   turn = (moves.entries_end - moves.num_entries) * page_size,
                   gone = moves.num_entries * page_size;
     add(first, std::min(turn, last));
@@ -406,25 +443,27 @@ void ContextShift::close_gap() noexcept {
     if (core_.group(group).is_cross) continue;
     PageTable& table = sequence_.tables[group];
     const int32_t page_size = core_.group(group).page_size;
-    table.send_from(begin_ / page_size);
+    const Range range = range_of(group);
+    if (range.begin == range.end) continue;
+    table.send_from(range.begin / page_size);
     table.owns_last = false;
     if (moves_whole_pages(group)) {
       // The dropped pages go behind the others, from where truncate releases them.
-      table.pages.rotate(begin_ / page_size, end_ / page_size);
+      table.pages.rotate(range.begin / page_size, range.end / page_size);
       continue;
     }
     const Moves moves = moves_of(group);
     const bool lacks_page = this->lacks_page(group, moves);
     table.pages.rotate(moves.entries_end - moves.num_entries, moves.entries_end);
     table.send_from(moves.entries_end - moves.num_entries);
-    const int64_t gap = end_ - begin_, gone = moves.num_entries * page_size;
+    const int64_t gap = range.end - range.begin, gone = moves.num_entries * page_size;
     if (lacks_page) {
       table.pages.set((moves.first_token - gap) / page_size, core_.allocator.take(kNoPage, 0));
     }
     if (!core_.pool.has_storage() || gone == gap) continue;
     moves_.clear();
     moves_.begin_list();
-    for (int64_t token = moves.first_token; token < sequence_.length; ++token)
+    for (int64_t token = moves.first_token; token < range.length; ++token)
       moves_.add(slot_of(table, token - gone, page_size), slot_of(table, token - gap, page_size));
     core_.device->move_tokens(static_cast<int32_t>(group), moves_, kOwnStream);
   }
@@ -457,7 +496,8 @@ void ContextShift::rotate_keys(const Turn& turn) noexcept {
     if (core_.group(group).is_cross) continue;
     rotated_slots_.clear();
     const PageTable& table = sequence_.tables[group];
-    for (int64_t token = turn.begin; token < turn.end; ++token) {
+    const int64_t end = core_.group(group).tokens_of(turn.end);
+    for (int64_t token = turn.begin; token < end; ++token) {
       if (table.keeps(token, token + 1))
         rotated_slots_.push_back(slot_of(table, token, core_.group(group).page_size));
     }
@@ -479,11 +519,11 @@ Neighbours shifts_around(const CacheCore& core, const Sequence& sequence, int64_
   const int64_t last = sequence.length - 1;
   const auto is_possible = [&](int64_t token) {
     for (size_t group = 0; group < sequence.tables.size(); ++group) {
-      if (!core.group(group).is_cross &&
+      if (core.group(group).may_drop() &&
           !keeps_visible(core.group(group), sequence, sequence.tables[group], token, token + 1))
         return false;
     }
-    return true;
+    return filled_kept_tokens(core.spec(), sequence.length, token, token + 1) == 0;
   };
   const int64_t wanted = position == -1 ? last : std::min(position, last);
   Neighbours found;
@@ -495,6 +535,8 @@ Neighbours shifts_around(const CacheCore& core, const Sequence& sequence, int64_
   // No token follows the last one, so nothing moves.
   if (!can_rotate_keys(core)) return consider(last), found;
   consider(wanted);
+  for (const GroupSpec& group : core.spec().groups)
+    consider(group.keep_tokens - 1), consider(group.keep_tokens);
   // Between what a table keeps and what it has dropped, all tokens are alike.
   for (const PageTable& table : sequence.tables) {
     for (const int64_t edge : {table.sink_kept, table.kept_begin, sequence.length})

@@ -1,5 +1,6 @@
 #include "src/cache/debug_access.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "src/base/error.h"
@@ -65,24 +66,30 @@ void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
     const bool is_cross = core_.group_of(layer).is_cross;
     const KeyLead lead = is_cross ? KeyLead{} : sequence.lead;
     const LeadRotation back(core_.spec(), rows.local_layer, lead);
-    const auto read = [&](bool is_v, const kernels::PagedRows& source,
-                          const kernels::TokenRows& out, int32_t dim) {
-      core_.device->read_rows({rows.local_layer, is_v},
-                              {.rows = source,
-                               .pages = sequence.tables[layer.group].pages.data(),
+    const auto read_part = [&](int32_t local, bool is_v, const kernels::TokenRows& out, int32_t dim,
+                               int64_t part_end) {
+      const LayerSpec& stored = core_.layer(local);
+      const PageList& pages = sequence.tables[stored.group].pages;
+      core_.device->read_rows({local, is_v},
+                              {.rows = is_v ? core_.pool.v_rows(local) : core_.pool.k_rows(local),
+                               .pages = pages.data(),
                                .out = out,
-                               .page_size = core_.group_of(layer).page_size,
+                               .page_size = core_.group_of(stored).page_size,
                                .num_heads = layer.num_kv_heads,
                                .dim = dim,
                                .rotation = is_v ? kernels::Rotation{} : back.get(),
                                .rotate_from = lead.begin,
-                               .gap = sequence.tables[layer.group].pages.gap()},
-                              begin, end, stream);
+                               .gap = pages.gap()},
+                              begin, part_end, stream);
     };
-    if (rows.k.base != nullptr)
-      read(false, core_.pool.k_rows(rows.local_layer), rows.k, layer.k_dim);
-    if (rows.v.base != nullptr)
-      read(true, core_.pool.v_rows(rows.local_layer), rows.v, layer.v_dim);
+    const auto read = [&](bool is_v, const kernels::TokenRows& out, int32_t dim) {
+      read_part(rows.local_layer, is_v, out, dim, end);
+      // Kept rows take the places of the quantised ones.
+      const int64_t kept_end = std::min<int64_t>(end, layer.keep_tokens);
+      if (begin < kept_end) read_part(layer.kept_rows, is_v, out, dim, kept_end);
+    };
+    if (rows.k.base != nullptr) read(false, rows.k, layer.k_dim);
+    if (rows.v.base != nullptr) read(true, rows.v, layer.v_dim);
   }
 }
 
@@ -95,7 +102,11 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
   if (count == 0) return;
   std::vector<int64_t> slots(static_cast<size_t>(count));
   std::vector<uint8_t> groups(core_.spec().groups.size(), 0);
-  for (const LayerRows& rows : layers) groups[core_.layer(rows.local_layer).group] = 1;
+  for (const LayerRows& rows : layers) {
+    const LayerSpec& layer = core_.layer(rows.local_layer);
+    groups[layer.group] = 1;
+    if (layer.kept_rows >= 0) groups[core_.layer(layer.kept_rows).group] = 1;
+  }
   PrivatePages private_pages(core_, sequence);
   private_pages.add(begin, begin + count, std::move(groups));
   private_pages.check();
@@ -111,23 +122,29 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
   sequence.history.diverge();
   for (size_t index = 0; index < layers.size(); ++index) {
     const LayerRows& rows = layers[index];
+    const auto write = [&](int32_t local, int64_t end) {
+      const LayerSpec& layer = core_.layer(local);
+      const PageTable& table = sequence.tables[layer.group];
+      const int32_t page_size = core_.group_of(layer).page_size;
+      for (int64_t i = 0; i < end - begin; ++i) slots[i] = slot_of(table, begin + i, page_size);
+      core_.counters.values_saturated +=
+          core_.device->write_rows(local,
+                                   {.k = rows.k,
+                                    .v = rows.v,
+                                    .k_rotation = leads[index].get(),
+                                    .k_pages = core_.pool.k_rows(local),
+                                    .v_pages = core_.pool.v_rows(local),
+                                    .slots = slots.data(),
+                                    .page_size = page_size,
+                                    .num_kv_heads = layer.num_kv_heads,
+                                    .k_dim = layer.k_dim,
+                                    .v_dim = layer.v_dim},
+                                   end - begin, stream);
+    };
     const LayerSpec& layer = core_.layer(rows.local_layer);
-    const PageTable& table = sequence.tables[layer.group];
-    const int32_t page_size = core_.group_of(layer).page_size;
-    for (int64_t i = 0; i < count; ++i) slots[i] = slot_of(table, begin + i, page_size);
-    core_.counters.values_saturated +=
-        core_.device->write_rows(rows.local_layer,
-                                 {.k = rows.k,
-                                  .v = rows.v,
-                                  .k_rotation = leads[index].get(),
-                                  .k_pages = core_.pool.k_rows(rows.local_layer),
-                                  .v_pages = core_.pool.v_rows(rows.local_layer),
-                                  .slots = slots.data(),
-                                  .page_size = page_size,
-                                  .num_kv_heads = layer.num_kv_heads,
-                                  .k_dim = layer.k_dim,
-                                  .v_dim = layer.v_dim},
-                                 count, stream);
+    write(rows.local_layer, begin + count);
+    const int64_t kept_end = std::min<int64_t>(begin + count, layer.keep_tokens);
+    if (begin < kept_end) write(layer.kept_rows, kept_end);
   }
 }
 

@@ -66,6 +66,7 @@ DLManagedTensorVersioned* export_table(TableData table) {
 DLManagedTensorVersioned* CacheExports::pool(int32_t layer, kvc_pool_kind kind) {
   core_.require_storage("kvc_export_pool");
   const int32_t source = core_.require_paged_layer(layer);
+  core_.refuse_kept_rows(source, "kvc_export_pool");
   const LayerSpec& layer_spec = core_.layer(source);
   const LayerLayout& layout = core_.plan->layout().layers[source];
   const LayerPages& pages = core_.pool.layer(source);
@@ -125,11 +126,11 @@ DLManagedTensorVersioned* CacheExports::sequence_pages(kvc_seq seq, int32_t grou
   core_.require_group(group);
   const Sequence& sequence = core_.sequences.get_on_device(seq, "export");
   const GroupSpec& group_spec = core_.group(static_cast<size_t>(group));
-  const bool is_cross = group_spec.is_cross;
   // Inside a forward the table already holds the new tokens' pages; the answer is about what was
   // there before.
   const BatchEntry* entry = core_.entry_of(sequence);
-  const int64_t stored = entry != nullptr ? entry->old_stored(is_cross) : sequence.stored(is_cross);
+  const int64_t stored =
+      entry != nullptr ? entry->old_stored(group_spec) : sequence.stored(group_spec);
   const PageList& pages = sequence.tables[group].pages;
   TableData table;
   for (int64_t i = 0; i < group_spec.pages_for(stored); ++i) {

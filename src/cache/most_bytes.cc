@@ -110,10 +110,13 @@ class CacheBounds {
     if (spec_.has_cross()) return 0;
     const BlockShape shape(plan_);
     const double per_block = std::max(1, shape.pages_per_block);
+    int32_t least_per_block = 0;  // Most blocks have no kept rows.
+    for (const BlockGroup& group : shape.groups)
+      least_per_block += group.spec->has_kept_rows() ? 0 : group.num_pages;
     // A block that a window or an eviction took pages of may keep a single one.
     const double pages = pages_ + host_pages_;
     const double new_blocks = rows_ / std::max(1, shape.block_tokens) + sequences_ + 64;
-    const double blocks = (shape.num_windows > 0 ? pages : pages / per_block) +
+    const double blocks = (shape.num_windows > 0 ? pages : pages / std::max(1, least_per_block)) +
                           (shape.has_states ? num_slots() : 0) + new_blocks;
     constexpr double kSlotOfKey = 8 * sizeof(uint64_t);  // See KeyTable::reserve.
     constexpr double kPlace = sizeof(int32_t), kEntry = 2 * sizeof(uint64_t);

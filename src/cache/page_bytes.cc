@@ -116,6 +116,12 @@ PageConversion::PageConversion(const Plan& plan, const std::string& file_layout,
                        &layer.states[i].dtype);
     }
   }
+  for (LayerSpec& layer : spec_.layers) {
+    if (!layer.is_kept_rows()) continue;
+    const LayerSpec kept = kept_rows_of(spec_.layers[layer.kept_of]);
+    layer.k_dtype = kept.k_dtype;
+    layer.v_dtype = kept.v_dtype;
+  }
   // What is still different is no element type.
   const std::string difference =
       layout_difference(layout_text(spec_), "this cache", file_layout, "the file");
@@ -201,6 +207,7 @@ PageBytes::Rows PageBytes::check(const char* function, int32_t layer, const DLTe
                                  const DLTensor* bytes, const char* name) const {
   core_.require_storage(function);
   const int32_t source = core_.require_paged_layer(layer);
+  core_.refuse_kept_rows(source, function);
   const int64_t page_bytes = core_.plan->layout().layers[source].page_bytes;
   check_integers(ids, "ids", 64, {-1});
   const int64_t count = ids->shape[0];

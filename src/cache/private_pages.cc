@@ -21,7 +21,8 @@ void PrivatePages::visit(const Range& range, Visit&& visit) const {
     if (range.groups[group] == 0) continue;
     const PageList& pages = sequence_.tables[group].pages;
     const int32_t page_size = core_.group(group).page_size;
-    for (int64_t i = range.begin / page_size; i < ceil_div(range.end, page_size); ++i) {
+    const int64_t end = std::min(ceil_div(range.end, page_size), pages.size());  // Kept rows end.
+    for (int64_t i = range.begin / page_size; i < end; ++i) {
       const PageId page = pages[i];
       if (page != kNoPage && !is_private(core_.allocator, page)) visit(group, i, page);
     }

@@ -46,7 +46,7 @@ Contents::Contents(const CacheCore& core, const std::vector<const Sequence*>& se
     const size_t before = pages.size();
     for (size_t i = 0; i < sequences.size(); ++i) {
       const PageTable& table = sequences[i]->tables[group];
-      const int64_t stored = sequences[i]->stored(spec.groups[group].is_cross);
+      const int64_t stored = sequences[i]->stored(spec.groups[group]);
       TableImage& out = image.sequences[i].tables.emplace_back();
       out.kept_begin = table.kept_begin;
       out.sink_kept = table.sink_kept;
@@ -155,7 +155,7 @@ std::vector<PageId> pages_of_index(const CacheCore& core, const StateFileImage& 
       parent = node;
       for (size_t group = 0; group < sequence.tables.size(); ++group) {
         const BlockGroup& spec = blocks.shape.groups[group];
-        for (int32_t i = 0; i < spec.num_pages; ++i) {
+        for (int32_t i = 0; i < spec.pages_of(block); ++i) {
           const int32_t page = sequence.tables[group].pages[block * spec.num_pages + i];
           const PageId of_index = blocks.nodes.place(node, spec.first_page + i).device;
           if (page != -1 && of_index != kNoPage) known[page] = of_index;

@@ -198,10 +198,13 @@ void check_tables(const SequenceImage& sequence, int32_t number, const StateFile
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const TableImage& table = sequence.tables[group];
     const int64_t page_size = spec.groups[group].page_size;
-    const int64_t stored = spec.groups[group].is_cross ? sequence.cross_length : sequence.length;
+    const int64_t stored = spec.groups[group].is_cross
+                               ? sequence.cross_length
+                               : spec.groups[group].tokens_of(sequence.length);
     const int64_t group_end = group_begin + image.pages_per_group[group];
     if (static_cast<int64_t>(table.pages.size()) != spec.groups[group].pages_for(stored) ||
-        table.kept_begin > stored || table.sink_kept > table.kept_begin)
+        table.kept_begin > (spec.groups[group].may_drop() ? stored : 0) ||
+        table.sink_kept > table.kept_begin)
       fail_sequence(sequence, "has a page table of another length");
     for (size_t entry = 0; entry < table.pages.size(); ++entry) {
       const int64_t page = table.pages[entry], first = static_cast<int64_t>(entry) * page_size;

@@ -98,6 +98,12 @@ void TierBlocks::add(const NewBlock& block, CallStream stream) noexcept {
   }
 }
 
+// Tokens in a page of the nth block. Kept rows may end inside of it.
+static int64_t tokens_in(const BlockGroup& group, int64_t block, int32_t page) {
+  const int64_t first = (block * group.num_pages + page) * group.page_size;
+  return std::min<int64_t>(group.page_size, group.spec->tokens_of(first + group.page_size) - first);
+}
+
 // Throws DEVICE.
 void TierBlocks::write(const NewBlock& block, std::byte* value, CallStream stream) {
   const BlockShape& blocks = core_.index.blocks().shape;
@@ -105,6 +111,8 @@ void TierBlocks::write(const NewBlock& block, std::byte* value, CallStream strea
   std::byte* const payload = value + shape_.head_bytes();
   std::byte* const begin = staging_.has_value() ? staging_->data() : payload;
   std::byte* to = begin;
+  const int64_t depth =
+      block.parent == kNoNode ? 0 : core_.index.blocks().nodes[block.parent].depth;
   for (size_t g = 0; g < blocks.groups.size(); ++g) {
     const BlockGroup& group = blocks.groups[g];
     const int64_t bytes = core_.plan->layout().group_bytes[g];
@@ -112,7 +120,7 @@ void TierBlocks::write(const NewBlock& block, std::byte* value, CallStream strea
       if (block.pages[i] == kNoPage) continue;
       head.add_page(i);
       core_.device->read_pages(&block.pages[i], 1, bytes, to, stream);
-      unused_->clear_page(g, group.page_size, to);
+      unused_->clear_page(g, tokens_in(group, depth, i - group.first_page), to);
       to += bytes;
     }
   }
@@ -128,11 +136,11 @@ void TierBlocks::write(const NewBlock& block, std::byte* value, CallStream strea
 
 // ---- Finding ----------------------------------------------------------------------------------
 
-bool TierBlocks::has_full_pages(const std::byte* bytes) const noexcept {
+bool TierBlocks::has_full_pages(const std::byte* bytes, int64_t block) const noexcept {
   const ValueHead head(shape_, bytes);
   for (const BlockGroup& group : core_.index.blocks().shape.groups) {
-    for (int32_t i = group.first_page; !group.is_windowed() && i < group.end_page(); ++i) {
-      if (!head.has_page(i)) return false;
+    for (int32_t i = 0; !group.is_windowed() && i < group.pages_of(block); ++i) {
+      if (!head.has_page(group.first_page + i)) return false;
     }
   }
   return true;
@@ -154,7 +162,9 @@ void TierBlocks::find_heads(KeyChain& chain, int64_t most, TierRun* run) const {
     run->stores.reserve(run->stores.size() + keys.size());
     size_t found = tier.store->find(keys, run->heads.data() + before, tier.store->deadline(0));
     for (size_t i = 0; i < found; ++i) {
-      if (!has_full_pages(run->heads.data() + before + i * head_bytes)) found = i;
+      if (!has_full_pages(run->heads.data() + before + i * head_bytes,
+                          run->end + static_cast<int64_t>(i)))
+        found = i;
     }
     run->heads.resize(before + found * head_bytes);
     run->keys.insert(run->keys.end(), keys.begin(), keys.begin() + static_cast<ptrdiff_t>(found));
@@ -191,8 +201,9 @@ static int64_t first_needed(const BlockShape& blocks, const BlockGroup& group, i
 bool TierBlocks::needs(const TierRun& run, int64_t block, const BlockGroup& group,
                        int32_t index) const {
   const BlockShape& blocks = core_.index.blocks().shape;
-  return block * group.num_pages + (index - group.first_page) >=
-         first_needed(blocks, group, run.end);
+  const int32_t i = index - group.first_page;
+  return i < group.pages_of(block) &&
+         block * group.num_pages + i >= first_needed(blocks, group, run.end);
 }
 
 int64_t TierBlocks::pages_for(const TierRun& run, int64_t end) const {
@@ -200,7 +211,7 @@ int64_t TierBlocks::pages_for(const TierRun& run, int64_t end) const {
   int64_t pages = 0;
   for (const BlockGroup& group : blocks.groups) {
     const int64_t first = std::max(first_needed(blocks, group, end), run.begin * group.num_pages);
-    pages += std::max<int64_t>(0, end * group.num_pages - first);
+    pages += std::max<int64_t>(0, std::min(end * group.num_pages, group.all_pages) - first);
   }
   return pages;
 }
@@ -334,7 +345,9 @@ void TierFetch::append_to(Sequence& sequence) noexcept {
     const PageId* page = pages_.data() + block * blocks.pages_per_block;
     for (size_t g = 0; g < blocks.groups.size(); ++g) {
       PageTable& table = sequence.tables[g];
-      for (int32_t i = 0; i < blocks.groups[g].num_pages; ++i, ++page) table.pages.push_back(*page);
+      const BlockGroup& group = blocks.groups[g];
+      const int32_t num_pages = group.pages_of(run_.begin + block);
+      for (int32_t i = 0; i < num_pages; ++i) table.pages.push_back(page[group.first_page + i]);
       table.owns_last = false;
     }
   }

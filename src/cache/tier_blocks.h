@@ -80,7 +80,7 @@ class TierBlocks final : public BlockSink {
   static TierKey key_of(const Attached& tier, const BlockKey& root, const BlockKey& block) noexcept;
   void write(const NewBlock& block, std::byte* value, CallStream stream);
   void find_heads(KeyChain& chain, int64_t most, TierRun* run) const;
-  bool has_full_pages(const std::byte* head) const noexcept;
+  bool has_full_pages(const std::byte* head, int64_t block) const noexcept;
   int64_t best_end(const TierRun& run, int64_t found, int64_t room) const;
   int64_t pages_for(const TierRun& run, int64_t end) const;
 

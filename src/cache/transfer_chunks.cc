@@ -54,7 +54,8 @@ TransferChunks::TransferChunks(const Plan& plan, const TransferShape& mine,
     if (spec.is_cross && mine.begin != 0) continue;  // The receiver has its encoder tokens.
     const int64_t page_size = spec.page_size;
     const KeptRange kept = kept_by_both(mine.groups[group], theirs.groups[group]);
-    const int64_t end = spec.pages_for(spec.is_cross ? mine.cross_length : mine.length);
+    const int64_t end =
+        spec.pages_for(spec.is_cross ? mine.cross_length : spec.tokens_of(mine.length));
     for (int64_t place = spec.is_cross ? 0 : mine.begin / page_size; place < end; ++place) {
       if (keeps_page(kept, place * page_size, (place + 1) * page_size))
         places_[group].push_back(place);

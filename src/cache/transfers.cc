@@ -181,7 +181,7 @@ class SendTransfer final : public Transfer, public SendSource {
     for (size_t group = 0; group < core.spec().groups.size(); ++group) {
       const GroupSpec& spec = core.group(group);
       std::vector<PageId>& pages = pages_.emplace_back(pages_of(sequence.tables[group]));
-      const int64_t stored = sequence.stored(spec.is_cross);
+      const int64_t stored = sequence.stored(spec);
       std::vector<std::byte>& last = last_pages_.emplace_back();
       for (const int64_t place : chunks_.places(group)) {
         const int64_t tokens = stored - place * spec.page_size;

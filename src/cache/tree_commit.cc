@@ -58,6 +58,8 @@ int64_t move_path(const CacheCore& core, Sequence& sequence, int32_t leaf,
   }
   for (size_t group = 0; group < core.spec().groups.size(); ++group) {
     if (core.group(group).is_cross) continue;
+    // Nodes are all among the kept tokens or all behind them.
+    if (core.group(group).tokens_of(sequence.length + 1) <= sequence.length) continue;
     const PageTable& table = sequence.tables[group];
     const int32_t page_size = core.group(group).page_size;
     moves[group].begin_list();

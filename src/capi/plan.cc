@@ -151,6 +151,8 @@ kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
   }
   info.quant = layer.k_quant;
   info.v_quant = layer.v_quant;
+  info.keep_tokens = layer.keep_tokens;
+  info.kept_group = layer.kept_rows < 0 ? -1 : spec.layers[layer.kept_rows].group;
   if (info.group >= 0) info.page_size = spec.layer_page_size(static_cast<int32_t>(local));
   info.k_scale_bytes = static_cast<uint64_t>(layout.k_scale_bytes);
   info.v_scale_bytes = static_cast<uint64_t>(layout.v_scale_bytes);
@@ -172,7 +174,8 @@ kvc_group_info group_info(const kvc::Plan& plan, size_t index) {
   }
   info.padding_bytes = static_cast<uint64_t>(plan.layout().page_bytes) - info.page_bytes;
   info.page_size = group.page_size;
-  info.first_layer = group.layers.empty() ? -1 : spec.layer_begin + group.layers.front();
+  info.first_layer = group.layers.empty() ? -1 : spec.global_id(group.layers.front());
+  info.keep_tokens = group.keep_tokens;
   info.request_pages = plan.request_pages(group, plan.reference_tokens());
   return info;
 }
@@ -195,6 +198,7 @@ void check_same_groups(const kvc::Spec& first, const kvc::Spec& other, size_t in
     check((group + "window").c_str(), b.window, a.window);
     check((group + "chunk").c_str(), b.chunk, a.chunk);
     check((group + "is_cross").c_str(), b.is_cross ? 1 : 0, a.is_cross ? 1 : 0);
+    check((group + "keep_tokens").c_str(), b.keep_tokens, a.keep_tokens);
   }
 }
 

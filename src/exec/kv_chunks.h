@@ -20,6 +20,7 @@ constexpr int64_t kTileKeys = 64;
 struct KvChunk {
   int64_t begin, end;
   bool sink_part;
+  bool kept_part = false;  // Its keys are kept rows.
 
   bool operator==(const KvChunk&) const = default;
 };
@@ -31,6 +32,7 @@ struct VisibleKeys {
   int64_t sink_end;
   int64_t begin, end;
   int64_t sink_q_end = 0;
+  int64_t kept_end = 0;  // Keys before it are read from kept rows; chunks end there too.
 
   int64_t count() const { return sink_end + (end > begin ? end - begin : 0); }
 };
@@ -44,7 +46,7 @@ void decode_chunks(const VisibleKeys& keys, int64_t first_key, int64_t split_key
                    std::vector<KvChunk>* chunks);
 
 // The chunks of a tile item: one, or two where Q is rotated otherwise for the first keys. Never
-// empty. Throws std::bad_alloc.
+// empty; one more where the first keys are kept rows. Throws std::bad_alloc.
 void tile_chunks(const VisibleKeys& keys, std::vector<KvChunk>* chunks);
 
 }  // namespace kvc

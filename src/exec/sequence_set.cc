@@ -65,6 +65,24 @@ void SequenceSet::build(Forward& forward, const Spec& spec, const KeySelection& 
       sequences_[i].key_positions = positions_.data() + position_begin_[i];
   }
   if (spans != nullptr) add_spans(selection, entries, *spans);
+  kept_sequences_.clear();
+  if (selection.kept_group >= 0) add_kept(spec, selection, entries);
+}
+
+void SequenceSet::add_kept(const Spec& spec, const KeySelection& selection,
+                           const std::vector<BatchEntry>& entries) {
+  const int64_t keep_tokens = spec.groups[selection.kept_group].keep_tokens;
+  const bool is_new = selection.scope == KeyScope::kNew;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const int64_t first_key = is_new ? entries[i].old_stored(false) : 0;
+    sequences_[i].kept_end = std::max<int64_t>(0, keep_tokens - first_key);
+  }
+  kept_sequences_ = sequences_;
+  for (size_t i = 0; !is_new && i < entries.size(); ++i) {
+    const PageList& pages = entries[i].sequence->tables[selection.kept_group].pages;
+    kept_sequences_[i].pages = pages.data();
+    kept_sequences_[i].gap = pages.gap();
+  }
 }
 
 void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeySelection& selection,

@@ -33,6 +33,7 @@ struct KeySelection {
   bool needs_positions = false;  // ALiBi, or K rotated on read.
   int32_t rope = -1;             // RoPE of keys rotated on read; -1: none.
   bool has_leads = false;        // Keys are stored rotated, and some sequence has a KeyLead.
+  int32_t kept_group = -1;       // Layer group of the kept rows; -1: none are read.
 
   bool operator==(const KeySelection&) const = default;
 };
@@ -50,11 +51,13 @@ class SequenceSet {
              const std::vector<Span>* spans, HostCosSin& cos_sin);
 
   const std::vector<kernels::AttnSequence>& sequences() const { return sequences_; }
+  // The same with the page tables of the kept rows; empty: none are read.
+  const std::vector<kernels::AttnSequence>& kept_sequences() const { return kept_sequences_; }
   int64_t host_bytes() const {
-    return kvc::host_bytes(sequences_) + kvc::host_bytes(first_rows_) +
-           kvc::host_bytes(key_begins_) + kvc::host_bytes(key_ends_) + kvc::host_bytes(masks_) +
-           kvc::host_bytes(positions_) + kvc::host_bytes(mask_begin_) +
-           kvc::host_bytes(position_begin_);
+    return kvc::host_bytes(sequences_) + kvc::host_bytes(kept_sequences_) +
+           kvc::host_bytes(first_rows_) + kvc::host_bytes(key_begins_) +
+           kvc::host_bytes(key_ends_) + kvc::host_bytes(masks_) + kvc::host_bytes(positions_) +
+           kvc::host_bytes(mask_begin_) + kvc::host_bytes(position_begin_);
   }
   // Q is rotated in two ways: AttnSequence::sink_q_end is set somewhere.
   bool has_two_q_rotations() const { return has_two_q_rotations_; }
@@ -68,10 +71,12 @@ class SequenceSet {
                 int64_t first_key, kernels::AttnSequence& sequence);
   void add_positions(Forward& forward, const KeySelection& selection, const BatchEntry& entry,
                      kernels::AttnSequence& sequence);
+  void add_kept(const Spec& spec, const KeySelection& selection,
+                const std::vector<BatchEntry>& entries);
   void add_spans(const KeySelection& selection, const std::vector<BatchEntry>& entries,
                  const std::vector<Span>& spans);
 
-  std::vector<kernels::AttnSequence> sequences_;
+  std::vector<kernels::AttnSequence> sequences_, kept_sequences_;
   std::vector<int32_t> first_rows_;                   // kNew: page tables of the new keys.
   std::vector<int32_t> key_begins_;                   // [rows]
   std::vector<int32_t> key_ends_;                     // [rows]

@@ -20,7 +20,7 @@ std::vector<LayerKind> kinds_of(const std::vector<LayerSpec>& layers) {
   std::vector<LayerKind> kinds;
   for (size_t i = 0; i < layers.size(); ++i) {
     const LayerSpec& layer = layers[i];
-    if (!layer.keeps_pages()) continue;
+    if (!layer.keeps_pages() || layer.is_kept_rows()) continue;
     auto kind = std::find_if(kinds.begin(), kinds.end(),
                              [&](const LayerKind& known) { return same_kind(known.group, layer); });
     if (kind == kinds.end()) {
@@ -51,6 +51,50 @@ GroupPlan padded_groups(std::vector<LayerKind> kinds, int32_t base_page_size) {
   return plan;
 }
 
+// The least divisor of `base_page_size` that holds the kept tokens, so that most often one page has
+// them and little of it is left over; the whole of it where there are more.
+int32_t kept_page_size(int64_t keep_tokens, int32_t base_page_size) {
+  const int64_t wanted = std::min<int64_t>(keep_tokens, base_page_size);
+  int32_t page_size = base_page_size;
+  for (int32_t divisor = base_page_size; divisor >= wanted; --divisor) {
+    if (base_page_size % divisor == 0) page_size = divisor;
+  }
+  return page_size;
+}
+
+// Adds the groups of kept rows: those of as many tokens together, cut where the page of the other
+// groups has no room for more. A layer whose kept rows are larger than that page makes it larger.
+void add_kept_groups(std::vector<LayerSpec>& layers, int32_t base_page_size,
+                     std::vector<GroupSpec>* groups) {
+  int64_t page_bytes = 0;
+  for (const GroupSpec& group : *groups) {
+    int64_t bytes = 0;
+    for (const int32_t id : group.layers)
+      bytes += layers[id].num_kv_heads * row_bytes(layers[id]).total() * group.page_size;
+    page_bytes = std::max(page_bytes, bytes);
+  }
+  const size_t first = groups->size();
+  std::vector<int64_t> used;  // [kept group] Bytes of its page so far.
+  for (size_t id = 0; id < layers.size(); ++id) {
+    LayerSpec& layer = layers[id];
+    if (!layer.is_kept_rows()) continue;
+    const int32_t page_size = kept_page_size(layer.keep_tokens, base_page_size);
+    const int64_t bytes = layer.num_kv_heads * row_bytes(layer).total() * page_size;
+    size_t index = groups->size();  // The last group of as many tokens.
+    while (index > first && (*groups)[index - 1].keep_tokens != layer.keep_tokens) --index;
+    if (index == first || used[index - 1 - first] + bytes > page_bytes) {
+      GroupSpec& group = groups->emplace_back();
+      group.page_size = page_size;
+      group.keep_tokens = layer.keep_tokens;
+      used.push_back(0);
+      index = groups->size();
+    }
+    used[index - 1 - first] += bytes;
+    (*groups)[index - 1].layers.push_back(static_cast<int32_t>(id));
+    layer.group = static_cast<int32_t>(index - 1);
+  }
+}
+
 // The part that each layer of a kind belongs to. Every part is spread evenly over the model, so
 // that each slice of a pipeline gets its share. Parts of equal length alternate.
 std::vector<size_t> spread_layers(const std::vector<GroupPart>& parts) {
@@ -76,6 +120,7 @@ std::vector<size_t> spread_layers(const std::vector<GroupPart>& parts) {
 }  // namespace
 
 int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits) {
+  if (group.has_kept_rows()) return group.tokens_of(num_tokens);
   if (group.is_cross) return num_tokens > 0 ? limits.max_cross_len : 0;
   if (!group.is_windowed()) return num_tokens;
   // The visible range behind the first query of a forward, and the tokens of the forwards
@@ -88,7 +133,8 @@ int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLim
 
 int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits) {
   const int64_t kept = kept_tokens(group, num_tokens, limits);
-  const int64_t whole = group.pages_for(group.is_cross ? kept : num_tokens);
+  const int64_t whole =
+      group.pages_for(group.is_cross || group.has_kept_rows() ? kept : num_tokens);
   if (!group.is_windowed()) return whole;
   // One more page for a range that straddles an edge, and never more than all. Chunks begin at page
   // edges when the page size divides them.
@@ -119,6 +165,7 @@ std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const Groupin
       groups[index].layers.push_back(ids[i]);
     }
   }
+  add_kept_groups(layers, options.base_page_size, &groups);
   return groups;
 }
 

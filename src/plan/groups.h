@@ -1,6 +1,7 @@
 // Which layers share a page table.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -19,8 +20,18 @@ struct GroupSpec {
   int64_t window = 0;           // 0: none.
   int64_t chunk = 0;            // 0: none.
   int32_t page_size = 0;        // Tokens per page.
+  // Kept rows (see Spec::layers): the tables end after so many tokens, which no window drops. 0: a
+  // group of any other kind, whose tables have all tokens.
+  int64_t keep_tokens = 0;
 
   bool is_windowed() const { return window != 0 || chunk != 0; }
+  bool has_kept_rows() const { return keep_tokens != 0; }
+  // Windows of layers or sequences drop pages of its tables.
+  bool may_drop() const { return !is_cross && !has_kept_rows(); }
+  // Of the first `num_tokens` tokens, those that the tables have.
+  int64_t tokens_of(int64_t num_tokens) const {
+    return has_kept_rows() ? std::min(num_tokens, keep_tokens) : num_tokens;
+  }
   // Pages for any count of tokens; nothing overflows.
   int64_t pages_for(int64_t num_tokens) const {
     return num_tokens / page_size + (num_tokens % page_size != 0 ? 1 : 0);
@@ -61,6 +72,8 @@ struct GroupingOptions {
 // narrow group gets several times base_page_size tokens into a page. The search in group_search.cc
 // weighs the loss. With pads_pages neither is tried: every group has base_page_size tokens, and
 // kinds are cut into groups of about equal length (equal_parts). A single kind is one group.
+//
+// Kept rows take no part in this. Their groups come last and follow the page that the others make.
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options);
 
 }  // namespace kvc

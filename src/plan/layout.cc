@@ -134,16 +134,19 @@ int64_t widest_alignment(const Layout& layout) {
 }
 
 // Places layers one behind the other. When several layer groups share a page, all parts have the
-// same alignment, so that any boundary can begin a region.
+// same alignment, so that any boundary can begin a region. No layer crosses one of the `cuts`,
+// unless it is larger than what lies between two.
 LayerRanges pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_alignment,
-                       int32_t layer_begin) {
+                       const Spec& spec, const std::vector<int64_t>& cuts = {}) {
   LayerRanges extents;
   int64_t end = 0;
   for (const int32_t layer : group.layers) {
     const LayerLayout& part = layout.layers[layer];
-    const int64_t begin = align_up(end, std::max(part.alignment, shared_alignment));
+    int64_t begin = align_up(end, std::max(part.alignment, shared_alignment));
+    const auto cut = std::upper_bound(cuts.begin(), cuts.end(), begin);
+    if (cut != cuts.end() && part.page_bytes > *cut - begin) begin = *cut;
     end = begin;
-    add_checked(&end, part.page_bytes, "one page", layer_begin + layer);
+    add_checked(&end, part.page_bytes, "one page", spec.global_id(layer));
     extents.push_back({layer, begin, end});
   }
   return extents;
@@ -192,13 +195,28 @@ void place_in_regions(const LayerRanges& extents, const std::vector<int64_t>& cu
 void place_groups(const Spec& spec, Layout* layout) {
   const int64_t alignment = widest_alignment(*layout);
   const int64_t shared_alignment = spec.groups.size() > 1 ? alignment : 1;
+  const auto end_of = [](const LayerRanges& extents) {
+    return extents.empty() ? 0 : extents.back().end;
+  };
   std::vector<LayerRanges> groups;
+  std::vector<int64_t> cuts;
+  int64_t longest = 0;
   for (const GroupSpec& group : spec.groups) {
-    groups.push_back(pack_group(group, *layout, shared_alignment, spec.layer_begin));
-    layout->group_bytes.push_back(groups.back().empty() ? 0 : groups.back().back().end);
+    if (group.has_kept_rows()) continue;
+    groups.push_back(pack_group(group, *layout, shared_alignment, spec));
+    longest = std::max(longest, end_of(groups.back()));
   }
+  if (!groups.empty()) cuts = cuts_of(groups);
+  // Kept rows come last. They fit in between the regions of the others where they can.
+  for (const GroupSpec& group : spec.groups) {
+    if (!group.has_kept_rows()) continue;
+    LayerRanges extents = pack_group(group, *layout, shared_alignment, spec, cuts);
+    if (end_of(extents) > longest) extents = pack_group(group, *layout, shared_alignment, spec);
+    groups.push_back(std::move(extents));
+  }
+  for (const LayerRanges& extents : groups) layout->group_bytes.push_back(end_of(extents));
   if (groups.empty()) return;
-  const std::vector<int64_t> cuts = cuts_of(groups);
+  cuts = cuts_of(groups);
   for (const int64_t cut : cuts)
     layout->regions.push_back({.bytes = 0, .offset = cut, .alignment = 1});
   for (const LayerRanges& extents : groups) place_in_regions(extents, cuts, layout);
@@ -216,11 +234,11 @@ Layout make_layout(const Spec& spec) {
   Layout layout;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
-    const int32_t id = spec.layer_begin + static_cast<int32_t>(i);
+    const int32_t id = spec.global_id(static_cast<int32_t>(i));
     LayerLayout part;
     if (layer.keeps_pages()) {
       part = make_layer_layout(layer, spec.groups[layer.group].page_size);
-      if (layer.kind != KVC_LAYER_CROSS)
+      if (layer.kind != KVC_LAYER_CROSS && !layer.is_kept_rows())
         add_checked(&layout.bytes_per_token, part.bytes_per_token, "a token", id);
     }
     place_states(layer, id, &part, &layout);
@@ -294,6 +312,7 @@ void write_layer(const Spec& spec, int32_t local, Fields& fields) {
       fields.number("v_quant", layer.v_quant == KVC_QUANT_NONE ? KVC_QUANT_OFF : layer.v_quant);
     if (layer.k_quant == KVC_QUANT_PER_TENSOR) fields.real("k_scale", layer.k_scale);
     if (layer.v_quant == KVC_QUANT_PER_TENSOR) fields.real("v_scale", layer.v_scale);
+    fields.set_number("keep_tokens", layer.keep_tokens);
     if (layer.rope >= 0) fields.number("rope", layer.rope);
   }
   for (size_t i = 0; i < layer.states.size(); ++i) {
@@ -349,8 +368,9 @@ std::string layout_text(const Spec& spec) {
     fields.number("page_size", group.page_size);
     std::string layers;
     for (const int32_t local : group.layers)
-      append_format(layers, "%s%d", layers.empty() ? "" : " ", spec.layer_begin + local);
+      append_format(layers, "%s%d", layers.empty() ? "" : " ", spec.global_id(local));
     fields.text("layers", layers);
+    fields.set_number("keep_tokens", group.keep_tokens);
     fields.set_number("is_cross", group.is_cross ? 1 : 0);
     fields.set_number("window", group.window);
     fields.set_number("chunk", group.chunk);

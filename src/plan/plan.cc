@@ -164,7 +164,7 @@ int64_t Plan::max_tokens(int64_t num_pages) const {
   return most_tokens(num_pages, num_pages * widest, [&](int64_t tokens) {
     int64_t pages = 0;
     for (const GroupSpec& group : spec_.groups) {
-      if (!group.is_cross) add_up_to_max(&pages, group.pages_for(tokens));
+      if (!group.is_cross) add_up_to_max(&pages, group.pages_for(group.tokens_of(tokens)));
     }
     return pages;
   });
@@ -257,7 +257,8 @@ std::string shape_key(const LayerSpec& layer) {
        {int64_t{layer.kind}, int64_t{layer.kind == KVC_LAYER_SHARED ? layer.source : -1},
         int64_t{layer.num_q_heads}, int64_t{layer.num_kv_heads}, int64_t{layer.k_dim},
         int64_t{layer.v_dim}, int64_t{layer.k_quant}, int64_t{layer.v_quant}, int64_t{layer.v_in_k},
-        int64_t{layer.window}, int64_t{layer.chunk}, static_cast<int64_t>(layer.states.size())})
+        int64_t{layer.window}, int64_t{layer.chunk}, int64_t{layer.keep_tokens},
+        static_cast<int64_t>(layer.states.size())})
     key += " " + std::to_string(number);
   return key;
 }
@@ -284,6 +285,7 @@ std::string kind_text(const LayerSpec& layer, int32_t layer_begin) {
   std::string text = layer_kind_name(layer.kind);
   if (layer.window != 0) text += " window " + std::to_string(layer.window);
   if (layer.chunk != 0) text += " chunk " + std::to_string(layer.chunk);
+  if (layer.keep_tokens != 0) text += " keep " + std::to_string(layer.keep_tokens);
   if (layer.v_in_k && !layer.is_mla()) text += " V = K";
   if (layer.kind == KVC_LAYER_SHARED)
     text += " of layer " + std::to_string(layer_begin + layer.source);
@@ -307,7 +309,7 @@ void describe_layers(const Plan& plan, std::string& text) {
                 "bytes/token", "ids");
   std::vector<std::vector<int32_t>> lines;  // local layers of each
   std::map<std::string, size_t> line_of;
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
+  for (size_t i = 0; i < static_cast<size_t>(spec.num_local_layers()); ++i) {
     const size_t line = line_of.emplace(shape_key(spec.layers[i]), lines.size()).first->second;
     if (line == lines.size()) lines.emplace_back();
     lines[line].push_back(static_cast<int32_t>(i));
@@ -345,6 +347,7 @@ void describe_groups(const Plan& plan, std::string& text) {
     const int64_t page_bytes = plan.layout().page_bytes, padding = page_bytes - used;
     std::string keys = group_kind_name(group);
     if (group.is_windowed()) keys += " " + std::to_string(group.window + group.chunk);
+    if (group.has_kept_rows()) keys += " " + std::to_string(group.keep_tokens);
     char share[48];
     print(share, sizeof share, "%s %4.1f %%", bytes_text(padding).c_str(),
           page_bytes == 0 ? 0.0
@@ -354,7 +357,7 @@ void describe_groups(const Plan& plan, std::string& text) {
         group.layers.size(), group.page_size, ll(bytes_per_token), bytes_text(used).c_str(), share,
         ll(plan.request_pages(group, plan.reference_tokens())),
         group.layers.empty() ? "none here"
-                             : std::to_string(spec.layer_begin + group.layers.front()).c_str());
+                             : std::to_string(spec.global_id(group.layers.front())).c_str());
   }
 }
 
@@ -498,10 +501,11 @@ void write_group(const Plan& plan, const GroupSpec& group, std::string& text) {
     const LayerLayout& layer = plan.layout().layers[group.layers[i]];
     used += layer.page_bytes;
     bytes_per_token += layer.bytes_per_token;
-    append_format(text, "%s%d", i == 0 ? "" : ", ", plan.spec().layer_begin + group.layers[i]);
+    append_format(text, "%s%d", i == 0 ? "" : ", ", plan.spec().global_id(group.layers[i]));
   }
   append_format(text, "], \"kind\": \"%s\", \"window\": %lld, \"chunk\": %lld, \"page_size\": %d, ",
                 group_kind_name(group), ll(group.window), ll(group.chunk), group.page_size);
+  append_format(text, "\"keep_tokens\": %lld, ", ll(group.keep_tokens));
   append_format(text,
                 "\"page_bytes\": %lld, \"padding_bytes\": %lld, \"request_pages\": %lld, "
                 "\"bytes_per_token\": %lld}",
@@ -523,9 +527,10 @@ void write_layer(const Plan& plan, size_t local, std::string& text) {
       ll(layer.chunk));
   append_format(text,
                 "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", "
-                "\"v_quant\": \"%s\", \"region\": %d, \"region_offset\": %lld, ",
+                "\"v_quant\": \"%s\", \"keep_tokens\": %d, \"region\": %d, "
+                "\"region_offset\": %lld, ",
                 k_type_name(layer).c_str(), v_type_name(layer).c_str(),
-                json_quant_name(layer.k_quant), json_quant_name(layer.v_quant),
+                json_quant_name(layer.k_quant), json_quant_name(layer.v_quant), layer.keep_tokens,
                 plan.layout().layers[source].region,
                 ll(plan.layout().layers[source].region_offset));
   append_format(text, "\"page_bytes\": %lld, \"bytes_per_token\": %lld, \"state_bytes\": %lld}",
@@ -543,7 +548,7 @@ std::string Plan::to_json() const {
     write_group(*this, spec_.groups[i], text);
   }
   text += "], \"layers\": [";
-  for (size_t i = 0; i < spec_.layers.size(); ++i) {
+  for (size_t i = 0; i < static_cast<size_t>(spec_.num_local_layers()); ++i) {
     if (i != 0) text += ", ";
     write_layer(*this, i, text);
   }

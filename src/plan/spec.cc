@@ -35,6 +35,7 @@ const char* pool_layout_name(kvc_pool_layout layout) {
 
 const char* group_kind_name(const GroupSpec& group) {
   if (group.is_cross) return "cross";
+  if (group.has_kept_rows()) return "kept";
   return group.window != 0 ? "window" : group.chunk != 0 ? "chunk" : "full";
 }
 
@@ -76,6 +77,21 @@ bool Spec::has_cross() const {
 bool Spec::has_windows() const {
   return std::any_of(groups.begin(), groups.end(),
                      [](const GroupSpec& group) { return group.is_windowed(); });
+}
+
+LayerSpec kept_rows_of(const LayerSpec& layer) {
+  LayerSpec kept = layer;
+  const auto store = [](kvc_quant* quant, kernels::DType* dtype, DLDataType* type, float* scale) {
+    if (*quant != KVC_QUANT_NONE) *dtype = kernels::DType::kBF16;
+    *quant = KVC_QUANT_NONE;
+    *type = dtype_to_dlpack(*dtype);
+    *scale = 1;
+  };
+  store(&kept.k_quant, &kept.k_dtype, &kept.k_type, &kept.k_scale);
+  store(&kept.v_quant, &kept.v_dtype, &kept.v_type, &kept.v_scale);
+  kept.window = kept.chunk = 0;
+  kept.kept_rows = -1;
+  return kept;
 }
 
 int32_t Spec::num_position_rows() const {
@@ -287,7 +303,6 @@ class LayerReader {
     refuse_unless(in_.v_quant >= KVC_QUANT_NONE && in_.v_quant <= KVC_QUANT_OFF,
                   field("v_quant").c_str(), in_.v_quant, "NONE (0) to OFF (4) are");
     refuse_unless(in_.reserved == 0, field("reserved").c_str(), in_.reserved, "0 is");
-    refuse_unless(in_.reserved_2 == 0, field("reserved_2").c_str(), in_.reserved_2, "0 is");
     refuse_unless((in_.flags & ~KVC_LAYER_V_IS_K) == 0, field("flags").c_str(), in_.flags,
                   "V_IS_K (1) is");
     spec_.kind = in_.kind;
@@ -310,6 +325,7 @@ class LayerReader {
       case KVC_LAYER_NONE: refuse_heads(); break;
       default: read_attention();
     }
+    if (in_.kind != KVC_LAYER_SHARED) read_kept_tokens();
     return std::move(spec_);
   }
 
@@ -331,6 +347,20 @@ class LayerReader {
     fail_with(KVC_E_UNSUPPORTED, input_.rope.mode,
               "%s = %d is not supported: a layer of kind %s has no rotation",
               (prefix() + "mode").c_str(), input_.rope.mode, layer_kind_name(in_.kind));
+  }
+
+  void read_kept_tokens() {
+    check_range(field("keep_tokens").c_str(), in_.keep_tokens, 0, INT32_MAX);
+    if (in_.keep_tokens == 0) return;
+    if (!spec_.attends_tokens()) refuse_field("keep_tokens", in_.keep_tokens);
+    if (!spec_.is_quantised()) {
+      fail_with(KVC_E_INVALID_ARGUMENT, in_.keep_tokens,
+                "%s = %d with quant = %s (%d) and v_quant = %s (%d): no row is quantised, so none "
+                "is kept apart; expected 0",
+                field("keep_tokens").c_str(), in_.keep_tokens, quant_name(in_.quant), in_.quant,
+                quant_name(in_.v_quant), in_.v_quant);
+    }
+    spec_.keep_tokens = in_.keep_tokens;
   }
 
   void refuse_heads() const {
@@ -617,6 +647,7 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
   must_match("quant", in.quant, source.k_quant);
   must_match("v_quant", in.v_quant,
              source.v_quant == KVC_QUANT_NONE ? KVC_QUANT_OFF : source.v_quant);
+  must_match("keep_tokens", in.keep_tokens, source.keep_tokens);
   check_range(reader.field("num_q_heads").c_str(), in.num_q_heads, 0, kMaxHeads);
   if (in.num_q_heads % source.num_kv_heads != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, in.num_q_heads,
@@ -634,23 +665,41 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
 // The layer groups of the whole model, so that all slices agree on them, with the layers and ids of
 // this slice.
 void take_slice(std::vector<LayerSpec> model, Spec& spec) {
+  const auto num_layers = static_cast<int32_t>(model.size());
+  for (int32_t index = 0; index < num_layers; ++index) {
+    if (model[index].keep_tokens == 0 || model[index].kind == KVC_LAYER_SHARED) continue;
+    model.push_back(kept_rows_of(model[index]));
+    model.back().kept_of = index;
+  }
   spec.groups = make_groups(model, {.base_page_size = spec.base_page_size,
                                     .pads_pages = spec.pads_pages,
                                     .max_seq_len = spec.max_seq_len,
                                     .max_cross_len = spec.max_cross_len,
                                     .tokens_in_flight = spec.tokens_in_flight()});
+  std::vector<int32_t> local_of(model.size(), -1);
+  for (int32_t index = spec.layer_begin; index < spec.layer_end; ++index) {
+    LayerSpec& layer = spec.layers.emplace_back(std::move(model[index]));
+    local_of[index] = index - spec.layer_begin;
+    layer.source =
+        layer.kind == KVC_LAYER_SHARED ? layer.source - spec.layer_begin : index - spec.layer_begin;
+  }
+  for (size_t index = static_cast<size_t>(num_layers); index < model.size(); ++index) {
+    const int32_t of = local_of[model[index].kept_of];
+    if (of < 0) continue;
+    LayerSpec& kept = spec.layers.emplace_back(std::move(model[index]));
+    kept.source = local_of[index] = spec.layers[of].kept_rows =
+        static_cast<int32_t>(spec.layers.size()) - 1;
+    kept.kept_of = of;
+  }
+  for (LayerSpec& layer : spec.layers) {
+    if (layer.kind == KVC_LAYER_SHARED) layer.kept_rows = spec.layers[layer.source].kept_rows;
+  }
   for (GroupSpec& group : spec.groups) {
     std::vector<int32_t> here;
     for (const int32_t layer : group.layers) {
-      if (layer >= spec.layer_begin && layer < spec.layer_end)
-        here.push_back(layer - spec.layer_begin);
+      if (local_of[layer] >= 0) here.push_back(local_of[layer]);
     }
     group.layers = std::move(here);
-  }
-  for (int32_t index = spec.layer_begin; index < spec.layer_end; ++index) {
-    LayerSpec& layer = spec.layers.emplace_back(std::move(model[index]));
-    layer.source =
-        layer.kind == KVC_LAYER_SHARED ? layer.source - spec.layer_begin : index - spec.layer_begin;
   }
 }
 

@@ -53,8 +53,13 @@ struct LayerSpec {
   int32_t self_k_dim = 0;       // MLA: dim of q and k in the ragged form; 0: not available.
   int32_t self_v_dim = 0;
   std::vector<StateSpec> states;
-  int32_t group = -1;   // Layer group of its pages; -1: none.
-  int32_t region = -1;  // Index into Layout::regions; -1: no pages.
+  int32_t keep_tokens = 0;  // Leading tokens whose rows are also stored unquantised.
+  // Entry of Spec::layers that stands for the kept rows of this layer; -1: it keeps none. A SHARED
+  // layer has that of its source.
+  int32_t kept_rows = -1;
+  int32_t kept_of = -1;  // The layer whose kept rows the entry stands for; -1: a layer.
+  int32_t group = -1;    // Layer group of its pages; -1: none.
+  int32_t region = -1;   // Index into Layout::regions; -1: no pages.
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   // K, V or both.
@@ -64,6 +69,7 @@ struct LayerSpec {
   bool is_v_served_by_cpu() const { return v_quant == KVC_QUANT_NONE || v_type.bits == 8; }
   bool is_served_by_cpu() const { return is_k_served_by_cpu() && is_v_served_by_cpu(); }
   bool is_mla() const { return latent_rank != 0; }
+  bool is_kept_rows() const { return kept_of >= 0; }
   bool keeps_pages() const {
     return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA || kind == KVC_LAYER_CROSS;
   }
@@ -74,6 +80,9 @@ struct LayerSpec {
   // First rotated element of a stored row; for MLA it follows the latent.
   int32_t rotation_begin() const { return is_mla() ? latent_rank : 0; }
 };
+
+// The entry for the kept rows of a layer: in bfloat16 where they are quantised, else as they are.
+LayerSpec kept_rows_of(const LayerSpec& layer);
 
 // Name of a kind, such as "ATTENTION".
 const char* layer_kind_name(kvc_layer_kind kind);
@@ -91,7 +100,10 @@ struct Spec {
   int32_t base_page_size = 16;
   int32_t num_layers = 0;  // Layers of the model.
   int32_t layer_begin = 0, layer_end = 0;
-  std::vector<LayerSpec> layers;  // Layers of the slice.
+  // Layers of the slice. Behind them one entry for each layer with keep_tokens: the unquantised
+  // rows of its first tokens, which have a layer group and a part of a page as if they were a layer
+  // of their own, but no id that a caller knows.
+  std::vector<LayerSpec> layers;
   std::vector<GroupSpec> groups;
   std::vector<RopeSpec> ropes;
   bool pads_pages = false;     // KVC_CONFIG_PAD_PAGES.
@@ -125,6 +137,11 @@ struct Spec {
   int32_t num_local_layers() const { return layer_end - layer_begin; }
   // Tokens that the plan counts beside a window; 0: no limit.
   int64_t tokens_in_flight() const { return max_tokens_per_forward * forwards_in_flight; }
+  // The id that callers know of a layer, or of the layer whose kept rows an entry stands for.
+  int32_t global_id(int32_t local_layer) const {
+    const LayerSpec& layer = layers[local_layer];
+    return layer_begin + (layer.is_kept_rows() ? layer.kept_of : local_layer);
+  }
   // page_size of its layer group. The layer keeps pages or shares them.
   int32_t layer_page_size(int32_t local_layer) const {
     const LayerSpec& source = layers[layers[local_layer].source];
@@ -180,7 +197,7 @@ std::string k_type_name(const LayerSpec& layer);
 std::string v_type_name(const LayerSpec& layer);
 const char* storage_name(kvc_storage storage);
 const char* pool_layout_name(kvc_pool_layout layout);
-// "full", "window", "chunk", "cross"
+// "full", "window", "chunk", "cross", "kept"
 const char* group_kind_name(const GroupSpec& group);
 
 }  // namespace kvc

@@ -11,8 +11,9 @@ void BlockContents::reserve() {
 
 BlockContents::Residence BlockContents::residence(NodeId node,
                                                   const BlockGroup& group) const noexcept {
-  Residence residence = group.num_pages == 0 ? Residence::kNowhere : Residence::kDevice;
-  for (int32_t i = group.first_page; i < group.end_page(); ++i) {
+  const int32_t num_pages = group.pages_of(tree_->nodes[node].depth - 1);
+  Residence residence = num_pages == 0 ? Residence::kNowhere : Residence::kDevice;
+  for (int32_t i = group.first_page; i < group.first_page + num_pages; ++i) {
     const PagePlace place = tree_->nodes.place(node, i);
     if (!place.is_present()) return Residence::kNowhere;
     if (place.host != kNoPage) residence = Residence::kHost;

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "src/base/math.h"
+
 namespace kvc {
 namespace {
 
@@ -29,14 +31,24 @@ BlockShape::BlockShape(const Plan& plan)
       state_bytes(static_cast<uint64_t>(plan.layout().state_slot_bytes)) {
   for (const GroupSpec& spec : specs) {
     const bool is_windowed = spec.is_windowed() && !spec.is_cross;
-    const int32_t num_pages = spec.is_cross ? 0 : block_tokens / spec.page_size;
-    groups.push_back(
-        {&spec, pages_per_block, num_pages, spec.page_size, is_windowed ? num_windows : -1});
+    int32_t num_pages = spec.is_cross ? 0 : block_tokens / spec.page_size;
+    int64_t all_pages = BlockGroup::kNoEnd;
+    if (spec.has_kept_rows()) {
+      all_pages = spec.pages_for(spec.keep_tokens);
+      num_pages = static_cast<int32_t>(std::min<int64_t>(num_pages, all_pages));
+    }
+    groups.push_back({&spec, pages_per_block, num_pages, spec.page_size,
+                      is_windowed ? num_windows : -1, all_pages});
     pages_per_block += num_pages;
     if (is_windowed) {
       ++num_windows;
-    } else {
+    } else if (!spec.has_kept_rows()) {
       full_pages += num_pages;
+    } else {
+      const int64_t num_blocks = ceil_div(all_pages, int64_t{num_pages});
+      kept_pages.resize(std::max(kept_pages.size(), static_cast<size_t>(num_blocks)), 0);
+      for (int64_t block = 0; block < num_blocks; ++block)
+        kept_pages[block] += groups.back().pages_of(block);
     }
   }
 }

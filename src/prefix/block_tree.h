@@ -27,8 +27,15 @@ struct BlockGroup {
   int32_t num_pages;     // 0 for CROSS layers.
   int32_t page_size;     // Tokens per page.
   int32_t window_order;  // Index of its eviction order; -1: full attention, leaves with the node.
+  int64_t all_pages;     // Kept rows: pages of all blocks together. Else kNoEnd.
 
+  static constexpr int64_t kNoEnd = INT64_MAX;
   bool is_windowed() const { return window_order >= 0; }
+  // Pages of the nth block. Kept rows end inside a block; no later one has any.
+  int32_t pages_of(int64_t block) const {
+    if (all_pages == kNoEnd) return num_pages;
+    return static_cast<int32_t>(std::clamp<int64_t>(all_pages - block * num_pages, 0, num_pages));
+  }
   int32_t end_page() const { return first_page + num_pages; }
 };
 
@@ -39,17 +46,24 @@ struct BlockShape {
   BlockShape(const BlockShape&) = delete;
   BlockShape& operator=(const BlockShape&) = delete;
 
-  // Some layer group has several pages in a block, so a sequence may leave whole pages in a block
-  // that it does not fill.
-  bool has_inner_pages() const { return pages_per_block > static_cast<int32_t>(groups.size()); }
+  // Some layer group has several pages in a block, or one that does not reach its end, so a
+  // sequence may leave whole pages in a block that it does not fill.
+  bool has_inner_pages() const {
+    return pages_per_block > static_cast<int32_t>(groups.size()) || !kept_pages.empty();
+  }
+  // Pages of groups with full attention in the nth block.
+  int32_t full_pages_of(int64_t block) const {
+    return full_pages + (block < static_cast<int64_t>(kept_pages.size()) ? kept_pages[block] : 0);
+  }
   const BlockGroup& group_of_page(int32_t index) const;
 
   std::vector<GroupSpec> specs;
   std::vector<BlockGroup> groups;
   int32_t block_tokens = 0;
   int32_t pages_per_block = 0;
-  int32_t full_pages = 0;   // Pages per block of groups with full attention.
-  int32_t num_windows = 0;  // Groups with an eviction order of their own.
+  int32_t full_pages = 0;  // Pages per block of groups with full attention, kept rows aside.
+  std::vector<int32_t> kept_pages;  // Pages of kept rows in each of the first blocks.
+  int32_t num_windows = 0;          // Groups with an eviction order of their own.
   bool has_states = false;
   uint64_t page_bytes = 0;
   uint64_t state_bytes = 0;

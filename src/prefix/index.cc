@@ -226,7 +226,8 @@ int64_t PrefixIndex::pin(NodeId node) noexcept {
   NodeId last = node;
   for (; node != kNoNode; node = tree_.nodes[node].parent) {
     const Node& record = tree_.nodes[node];
-    if (record.num_host != 0 || record.full_device != tree_.shape.full_pages) last = record.parent;
+    if (record.num_host != 0 || record.full_device != tree_.shape.full_pages_of(record.depth - 1))
+      last = record.parent;
   }
   for (NodeId pinned = last; pinned != kNoNode; pinned = tree_.nodes[pinned].parent) {
     if (tree_.nodes[pinned].pins++ == 0) contents_.add_refs(pinned);

@@ -43,13 +43,15 @@ class Matcher {
   }
   bool has_full_pages(NodeId node) const {
     const Node& record = tree_.nodes[node];
-    if (record.full_device == tree_.shape.full_pages) return true;
-    if (record.full_device + record.full_host != tree_.shape.full_pages) return false;
+    const int64_t block = record.depth - 1;
+    const int32_t full_pages = tree_.shape.full_pages_of(block);
+    if (record.full_device == full_pages) return true;
+    if (record.full_device + record.full_host != full_pages) return false;
     if (host_.all || host_.some == nullptr) return host_.all;
     for (const BlockGroup& group : tree_.shape.groups) {
       if (group.is_windowed()) continue;
-      for (int32_t i = group.first_page; i < group.end_page(); ++i) {
-        if (!is_present(node, i)) return false;
+      for (int32_t i = 0; i < group.pages_of(block); ++i) {
+        if (!is_present(node, group.first_page + i)) return false;
       }
     }
     return true;
@@ -202,7 +204,8 @@ class Matcher {
     int64_t first = !group.is_windowed() ? begin : first_visible_key(*group.spec, begin + tokens);
     if (group.is_windowed() && first < gap_ends_[g]) return 0;  // Fewer tokens see even more.
     first = std::max(first, begin) - begin;
-    for (int64_t page = first / std::max(1, group.page_size); page < group.num_pages; ++page) {
+    const int32_t num_pages = group.pages_of(match_.num_blocks);
+    for (int64_t page = first / std::max(1, group.page_size); page < num_pages; ++page) {
       if (page * group.page_size >= tokens) break;
       if (!is_present(child, group.first_page + static_cast<int32_t>(page)))
         return page * group.page_size;

@@ -18,9 +18,10 @@ void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
     const int32_t first = blocks().shape.groups[group].first_page;
     const int32_t count = blocks().shape.groups[group].num_pages;
+    const int32_t num_here = blocks().shape.groups[group].pages_of(block);
     const PageList& table = sequence.tables[group].pages;
     for (int32_t i = 0; i < count; ++i) {
-      pages_[first + i] = table[block * count + i];
+      pages_[first + i] = i < num_here ? table[block * count + i] : kNoPage;
     }
   }
 }
@@ -71,7 +72,7 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
     const int32_t first = blocks().shape.groups[group].first_page;
     const int32_t count = blocks().shape.groups[group].num_pages;
     PageTable& table = sequence.tables[group];
-    for (int32_t i = 0; i < count; ++i) {
+    for (int32_t i = 0; i < blocks().shape.groups[group].pages_of(block); ++i) {
       const PageId known = blocks().nodes.place(node, first + i).device;
       const int64_t place = block * count + i;
       const PageId own = table.pages[place];
@@ -180,7 +181,7 @@ void Publisher::visit_places(const PrefixMatch& match, int64_t reserve, Visit&& 
     const GroupSpec& spec = spec_->groups[g];
     const int64_t begin =
         first_visible_key(spec, std::max<int64_t>(0, match.num_tokens - reserve)) / spec.page_size;
-    int64_t page = spec.pages_for(match.num_tokens);
+    int64_t page = spec.pages_for(spec.tokens_of(match.num_tokens));
     NodeId node = match.deepest();
     for (int64_t block = match.num_blocks - (match.tail != kNoNode ? 0 : 1); page > begin;
          --block) {
@@ -206,7 +207,8 @@ void Publisher::reserve(int64_t num_tokens, Sequence* sequence) const {
   sequence->tables.resize(spec_->groups.size());
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     if (!spec_->groups[g].is_cross)
-      sequence->tables[g].pages.make_room(spec_->groups[g].pages_for(num_tokens));
+      sequence->tables[g].pages.make_room(
+          spec_->groups[g].pages_for(spec_->groups[g].tokens_of(num_tokens)));
   }
   if (spec_->has_states()) sequence->checkpoints.reserve(2);
 }
@@ -226,7 +228,7 @@ void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcep
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     const GroupSpec& spec = spec_->groups[g];
     if (spec.is_cross) continue;
-    sequence->tables[g].pages.assign_dropped(spec.pages_for(match.num_tokens));
+    sequence->tables[g].pages.assign_dropped(spec.pages_for(spec.tokens_of(match.num_tokens)));
   }
   visit_places(match, 0, [&](size_t group, int64_t page, NodeId node, int32_t index) {
     sequence->tables[group].pages.set(page, blocks().nodes.place(node, index).device);

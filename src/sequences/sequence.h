@@ -12,6 +12,7 @@
 #include "src/base/memory.h"
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
+#include "src/plan/groups.h"
 #include "src/prefix/keys.h"
 #include "src/sequences/page_list.h"
 
@@ -255,6 +256,10 @@ struct alignas(64) Sequence {
   void invalidate_tables() noexcept { no_table_change_before = next_drop = 0; }
   bool in_forward() const { return batch_index >= 0; }
   // Tokens in the tables of a layer group, without those of the open forward.
+  int64_t stored(const GroupSpec& group) const {
+    return group.is_cross ? cross_length : group.tokens_of(length + tree.size());
+  }
+  // The same in those of groups that have all tokens.
   int64_t stored(bool is_cross) const { return is_cross ? cross_length : length + tree.size(); }
 
   int64_t position_of(int64_t token) const {

@@ -261,8 +261,9 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
   for (size_t group = 0; group < parent.tables.size(); ++group) {
     const PageTable& from = parent.tables[group];
     PageTable& to = child->tables[group];
-    const int64_t tokens = spec_->groups[group].is_cross ? parent.cross_length : length;
-    to.pages.assign(from.pages, spec_->groups[group].pages_for(tokens));
+    const GroupSpec& spec = spec_->groups[group];
+    const int64_t tokens = spec.is_cross ? parent.cross_length : spec.tokens_of(length);
+    to.pages.assign(from.pages, spec.pages_for(tokens));
     to.kept_begin = from.kept_begin;
     to.sink_kept = from.sink_kept;
     to.note_length(tokens);
@@ -327,7 +328,7 @@ SequenceTotals SequenceTable::totals_of(const Sequence& sequence) const {
   for (size_t group = 0; !sequence.is_swapped && group < sequence.tables.size(); ++group) {
     const GroupSpec& spec = spec_->groups[group];
     totals.unused_slots +=
-        sequence.tables[group].pages.size() * spec.page_size - sequence.stored(spec.is_cross);
+        sequence.tables[group].pages.size() * spec.page_size - sequence.stored(spec);
   }
   return totals;
 }
@@ -440,7 +441,7 @@ bool ResumePoints::allows(const Sequence& sequence, int64_t position) const {
   if (position == sequence.length) return true;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const GroupSpec& spec = spec_->groups[group];
-    if (!spec.is_cross && !GroupView(spec, sequence, sequence.tables[group]).allows(position))
+    if (spec.may_drop() && !GroupView(spec, sequence, sequence.tables[group]).allows(position))
       return false;
   }
   return !has_states_ || position == 0 || has_checkpoint(sequence, position);
@@ -453,7 +454,7 @@ int64_t ResumePoints::lower(const Sequence& sequence, int64_t position, int64_t*
        group = (group + 1) % sequence.tables.size()) {
     const GroupView view(spec_->groups[group], sequence, sequence.tables[group]);
     ++*looks;
-    if (position == sequence.length || spec_->groups[group].is_cross || view.allows(position)) {
+    if (position == sequence.length || !spec_->groups[group].may_drop() || view.allows(position)) {
       ++agreed;
     } else {
       position = view.lower_candidate(position);
@@ -468,7 +469,7 @@ int64_t ResumePoints::higher(const Sequence& sequence, int64_t position, int64_t
        group = (group + 1) % sequence.tables.size()) {
     const GroupView view(spec_->groups[group], sequence, sequence.tables[group]);
     ++*looks;
-    if (spec_->groups[group].is_cross || view.allows(position)) {
+    if (!spec_->groups[group].may_drop() || view.allows(position)) {
       ++agreed;
     } else {
       position = view.higher_candidate(position, sequence.length);
@@ -504,7 +505,7 @@ std::string ResumePoints::reason(const Sequence& sequence, int64_t position) con
   std::string text;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const GroupSpec& spec = spec_->groups[group];
-    if (spec.is_cross || GroupView(spec, sequence, sequence.tables[group]).allows(position))
+    if (!spec.may_drop() || GroupView(spec, sequence, sequence.tables[group]).allows(position))
       continue;
     const int64_t own = spec.window != 0 ? spec.window : spec.chunk;
     if (own == 0 || (sequence.window != 0 && sequence.window < own)) {

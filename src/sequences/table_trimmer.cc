@@ -19,7 +19,7 @@ void TableTrimmer::truncate(Sequence& sequence, int64_t tokens) noexcept {
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     if (spec_->groups[group].is_cross) continue;
     PageTable& table = sequence.tables[group];
-    cut(table, spec_->groups[group].pages_for(tokens), *allocator_);
+    cut(table, spec_->groups[group].pages_for(spec_->groups[group].tokens_of(tokens)), *allocator_);
     table.note_length(tokens);
   }
 }
@@ -87,6 +87,7 @@ PageRange TableTrimmer::spare_pages(const Sequence& sequence, size_t group, int6
 
 void TableTrimmer::drop_spare(Sequence& sequence, int64_t stored) noexcept {
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (!spec_->groups[group].may_drop()) continue;
     const PageRange spare = spare_pages(sequence, group, stored);
     const KeyRange keys = keys_of_query(spec_->groups[group], sequence, sequence.length);
     drop_range(sequence.tables[group], spare, keys.sink_end, spec_->groups[group].page_size);
@@ -96,7 +97,7 @@ void TableTrimmer::drop_spare(Sequence& sequence, int64_t stored) noexcept {
 
 void TableTrimmer::drop_behind_windows(Sequence& sequence) noexcept {
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (!spec_->groups[group].is_cross &&
+    if (spec_->groups[group].may_drop() &&
         (spec_->groups[group].is_windowed() || sequence.window != 0))
       drop_table(sequence, group);
   }
@@ -129,7 +130,7 @@ void TableTrimmer::check_window(const Sequence& sequence, int64_t window, int64_
   bool has_tokens = false;
   for (size_t index = 0; index < spec_->groups.size(); ++index) {
     const GroupSpec& group = spec_->groups[index];
-    has_tokens = has_tokens || !group.is_cross;
+    has_tokens = has_tokens || group.may_drop();
     if (group.chunk != 0) {
       fail_with(
           KVC_E_UNSUPPORTED, group.chunk,
@@ -161,7 +162,7 @@ void TableTrimmer::check_window(const Sequence& sequence, int64_t window, int64_
   wanted.window = window;
   wanted.sink = sink;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (spec_->groups[group].is_cross) continue;
+    if (!spec_->groups[group].may_drop()) continue;
     const PageTable& table = sequence.tables[group];
     const KeyRange keys = keys_of_query(spec_->groups[group], wanted, sequence.length);
     if (!table.keeps(0, std::min(keys.sink_end, sequence.length)) ||

@@ -250,8 +250,8 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
     const PageTable* table = entry.sequence->tables.data();
     for (const GroupSpec& group : groups) {
       const int64_t held = entry.old_size(*table, group);
-      const int64_t old_stored = entry.old_stored(group.is_cross);
-      const int64_t new_stored = entry.new_stored(group.is_cross);
+      const int64_t old_stored = entry.old_stored(group);
+      const int64_t new_stored = entry.new_stored(group);
       const bool is_partial = old_stored != held * group.page_size;
       if (is_partial && !table->owns_last && new_stored != old_stored &&
           !is_private(context.allocator, table->pages.back()))
@@ -484,7 +484,14 @@ int64_t Batch::count_unused_slots(const Spec& spec) const {
     more += (changes_[i].new_num_pages - changes_[i].old_num_pages) *
             spec.groups[i % num_groups_].page_size;
   }
-  for (const GroupSpec& group : spec.groups) more -= group.is_cross ? num_cross_rows_ : num_rows_;
+  for (const GroupSpec& group : spec.groups) {
+    if (!group.has_kept_rows()) {
+      more -= group.is_cross ? num_cross_rows_ : num_rows_;
+      continue;
+    }
+    for (const BatchEntry& entry : entries_)
+      more -= entry.new_stored(group) - entry.old_stored(group);
+  }
   return more;
 }
 
@@ -528,6 +535,10 @@ void Batch::note_next_table_change(const BatchEntry& entry, const Spec& spec) no
   for (size_t group = 0; group < num_groups_; ++group) {
     const PageTable& table = entry.sequence->tables[group];
     const int64_t total = table.pages.size();
+    // A table of kept rows that is full changes no more.
+    if (spec.groups[group].has_kept_rows() &&
+        entry.new_stored(spec.groups[group]) == spec.groups[group].keep_tokens)
+      continue;
     if (!spec.groups[group].is_cross)
       no_table_change_before = std::min(no_table_change_before,
                                         table.owns_last ? total * spec.groups[group].page_size : 0);

@@ -110,14 +110,19 @@ struct BatchEntry {
   int64_t new_stored(bool is_cross) const {
     return old_stored(is_cross) + (is_cross ? cross_length : append_length);
   }
+  int64_t old_stored(const GroupSpec& group) const {
+    return group.tokens_of(old_stored(group.is_cross));
+  }
+  int64_t new_stored(const GroupSpec& group) const {
+    return group.tokens_of(new_stored(group.is_cross));
+  }
   // Places of a layer group's table, before and after.
   int64_t old_size(const PageTable& table, const GroupSpec& group) const {
     return group.is_cross && replaces_cross ? 0 : table.pages.size();
   }
   int64_t new_size(const PageTable& table, const GroupSpec& group) const {
-    return group.is_cross && replaces_cross
-               ? group.pages_for(cross_length)
-               : table.grown_size(new_stored(group.is_cross), group.page_size);
+    return group.is_cross && replaces_cross ? group.pages_for(cross_length)
+                                            : table.grown_size(new_stored(group), group.page_size);
   }
   // Committed tokens when the whole chain is kept. Trees count as chains here.
   int64_t new_length() const { return old_length + old_nodes + append_length; }

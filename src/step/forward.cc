@@ -20,7 +20,7 @@ bool has_new_rows(const LayerSpec& layer, const Batch& batch) {
 
 WrittenLayers::WrittenLayers(const Spec& spec)
     : spec_(&spec),
-      appended_(spec.layers.size(), 0),
+      appended_(static_cast<size_t>(spec.num_local_layers()), 0),
       state_set_(spec.has_states() ? spec.layers.size() * kMaxStates : 0, 0) {}
 
 void WrittenLayers::clear() noexcept {

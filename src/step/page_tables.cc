@@ -26,18 +26,22 @@ void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector
   slots->reserve(is_cross ? batch.num_cross_rows() : batch.num_rows());
   for (const BatchEntry& entry : batch.entries()) {
     const PageList& pages = table_of(entry, group).pages;
-    int64_t index = entry.old_stored(is_cross) / page_size;
-    int64_t offset = entry.old_stored(is_cross) % page_size;
-    for (int64_t i = entry.old_stored(is_cross); i < entry.new_stored(is_cross); ++i) {
+    const int64_t begin = entry.old_stored(spec.groups[group]);
+    const int64_t end = entry.new_stored(spec.groups[group]);
+    int64_t index = begin / page_size;
+    int64_t offset = begin % page_size;
+    for (int64_t i = begin; i < end; ++i) {
       slots->push_back(pages[index] * static_cast<int64_t>(page_size) + offset);
       if (++offset == page_size) offset = 0, ++index;
     }
+    // Rows behind the kept ones have no slot.
+    const int64_t rows = entry.new_stored(is_cross) - entry.old_stored(is_cross);
+    slots->insert(slots->end(), static_cast<size_t>(rows - (end - begin)), -1);
   }
 }
 
 TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_table_kind kind) {
   TableData table;
-  const bool is_cross = spec.groups[group].is_cross;
   const int64_t page_size = spec.groups[group].page_size;
   const auto num_seqs = static_cast<int64_t>(batch.entries().size());
   switch (kind) {
@@ -62,13 +66,13 @@ TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_t
       break;
     case KVC_TABLE_LAST_PAGE_LEN:
       for (const BatchEntry& entry : batch.entries()) {
-        const int64_t stored = entry.new_stored(is_cross);
+        const int64_t stored = entry.new_stored(spec.groups[group]);
         append_checked(table.i32, stored == 0 ? 0 : (stored - 1) % page_size + 1);
       }
       break;
     case KVC_TABLE_SEQ_LENS:
       for (const BatchEntry& entry : batch.entries())
-        append_checked(table.i32, entry.new_stored(is_cross));
+        append_checked(table.i32, entry.new_stored(spec.groups[group]));
       break;
     case KVC_TABLE_BLOCK_TABLE: {
       int64_t width = 0;

@@ -34,7 +34,8 @@ int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) 
   const auto pages_of = [&](int64_t num_tokens) {
     int64_t pages = 0;
     for (size_t group = 0; group < groups.size(); ++group) {
-      const int64_t stored = groups[group].is_cross ? entry.new_stored(true) : num_tokens;
+      const int64_t stored =
+          groups[group].is_cross ? entry.new_stored(true) : groups[group].tokens_of(num_tokens);
       pages += std::max<int64_t>(
           0, groups[group].pages_for(stored) - entry.sequence->tables[group].pages.num_dropped());
     }
@@ -151,6 +152,17 @@ void check_tree(const Spec& spec, const int32_t* parents, bool may_extend, Batch
               "sinks, and a layer "
               "rotates K on read: nodes cannot be sinks",
               ll(sequence.id), ll(sequence.length), ll(sequence.sink));
+  }
+  for (const GroupSpec& group : spec.groups) {
+    const int64_t end = sequence.length + entry.old_nodes + entry.append_length;
+    if (!group.has_kept_rows() || sequence.length >= group.keep_tokens || end <= group.keep_tokens)
+      continue;
+    fail_with(
+        KVC_E_UNSUPPORTED, group.keep_tokens,
+        "tree_parents for sequence %lld: %lld committed tokens and %lld nodes reach across "
+        "the first keep_tokens = %lld tokens, which a layer stores unquantised: a node behind "
+        "them could not become one of them",
+        ll(sequence.id), ll(sequence.length), ll(end - sequence.length), ll(group.keep_tokens));
   }
   if (entry.old_nodes + entry.append_length > KVC_MAX_TREE_NODES) {
     fail_with(KVC_E_OUT_OF_RANGE, entry.old_nodes + entry.append_length,

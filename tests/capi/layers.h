@@ -56,6 +56,15 @@ inline kvc_layer cross_layer() {
   return layer;
 }
 
+// int8 with the scale 1, and the first tokens in bfloat16: both hold small integers.
+inline kvc_layer kept_layer(int32_t keep_tokens, int64_t window = 0) {
+  kvc_layer layer = attention_layer(window);
+  layer.k_dtype = {kDLInt, 8, 1};
+  layer.quant = KVC_QUANT_PER_TENSOR;
+  layer.keep_tokens = keep_tokens;
+  return layer;
+}
+
 // K = V: one row holds both.
 inline kvc_layer joint_layer() {
   kvc_layer layer = attention_layer();

@@ -309,8 +309,6 @@ TEST(PlanQuant, RefusesContradictionsOfKAndVByName) {
     refused(KVC_E_UNSUPPORTED, {"layers[1].v_quant = ", "OFF (4)"}, layer);
   }
   kvc_layer layer = quantised(KVC_QUANT_PER_TENSOR, kInt8);
-  layer.reserved_2 = 7;
-  refused(KVC_E_UNSUPPORTED, {"layers[1].reserved_2 = 7"}, layer);
   layer = quantised(KVC_QUANT_NONE, {});
   layer.v_quant = KVC_QUANT_PER_TOKEN_HEAD;
   refused(

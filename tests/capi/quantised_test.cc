@@ -9,7 +9,7 @@
 namespace kvc::test {
 namespace {
 
-constexpr int64_t kTokens = 150;
+constexpr int64_t kPromptTokens = 150;
 constexpr int64_t kQueryHeads = 6, kKvHeads = 3, kRowDim = 80;
 
 // How K is stored, and V where that differs.
@@ -18,6 +18,7 @@ struct Kind {
   NaiveStorage k;
   kvc_quant v_quant = 0;
   NaiveStorage v = k;
+  int32_t keep_tokens = 0;
 };
 constexpr float kShared = 0.0123f;
 constexpr NaiveStorage kInt8{Elem::kF32, Code::kInt8}, kE4M3{Elem::kF32, Code::kE4M3},
@@ -33,9 +34,22 @@ constexpr Kind kKinds[] = {{KVC_QUANT_PER_TOKEN_HEAD, kInt8},
                            {KVC_QUANT_NONE, {Elem::kF32}, KVC_QUANT_PER_TOKEN_HEAD, kE5M2},
                            {KVC_QUANT_NONE, {Elem::kBF16}, KVC_QUANT_PER_TENSOR, kSharedInt8},
                            {KVC_QUANT_PER_TOKEN_HEAD, kInt8, KVC_QUANT_PER_TENSOR, kSharedInt8},
-                           {KVC_QUANT_PER_TENSOR, kSharedE4M3, KVC_QUANT_PER_TOKEN_HEAD, kE4M3}};
+                           {KVC_QUANT_PER_TENSOR, kSharedE4M3, KVC_QUANT_PER_TOKEN_HEAD, kE4M3},
+                           {KVC_QUANT_PER_TENSOR, kSharedE4M3, 0, kSharedE4M3, 4},
+                           {KVC_QUANT_PER_TOKEN_HEAD, kE5M2, 0, kE5M2, 70},
+                           {KVC_QUANT_PER_TOKEN_HEAD, kInt8, KVC_QUANT_OFF, {Elem::kF32}, 7},
+                           {KVC_QUANT_NONE, {Elem::kF16}, KVC_QUANT_PER_TOKEN_HEAD, kE4M3, 1}};
 
-std::string name_of(const Kind& kind) { return name_of(kind.k) + " " + name_of(kind.v); }
+std::string name_of(const Kind& kind) {
+  return name_of(kind.k) + " " + name_of(kind.v) + " keep " + std::to_string(kind.keep_tokens);
+}
+
+// How the rows of a token are stored.
+NaiveStorage storage_of(const Kind& kind, int half, int64_t token) {
+  const NaiveStorage& storage = half == 0 ? kind.k : kind.v;
+  const bool is_kept = token < kind.keep_tokens && storage.code != Code::kNone;
+  return is_kept ? NaiveStorage{Elem::kBF16} : storage;
+}
 
 kvc_layer quantised_layer(const Kind& kind, const kvc_rope* rope = nullptr) {
   kvc_layer layer = attention_layer();
@@ -48,6 +62,7 @@ kvc_layer quantised_layer(const Kind& kind, const kvc_rope* rope = nullptr) {
   layer.v_dtype = dl_type(kind.v);
   layer.k_scale = kind.k.shared;
   layer.v_scale = kind.v.shared;
+  layer.keep_tokens = kind.keep_tokens;
   layer.rope = rope;
   return layer;
 }
@@ -154,7 +169,7 @@ TEST(Quantised, RowsAreStoredAsTheirTypeAndScaleSay) {
         std::vector<double> row;
         for (int64_t i = 0; i < kKvHeads * kRowDim; ++i)
           row.push_back(round_to(Elem::kF32, random.symmetric()));
-        for (const double want : stored_row(half == 0 ? kind.k : kind.v, row, kKvHeads)) {
+        for (const double want : stored_row(storage_of(kind, half, token), row, kKvHeads)) {
           ASSERT_EQ(stored[at], static_cast<float>(want)) << "element " << at;
           ++at;
         }
@@ -167,7 +182,7 @@ TEST(Quantised, RowsAreStoredAsTheirTypeAndScaleSay) {
 TEST(Quantised, BitsDoNotDependOnThreads) {
   for_each_kind([](const Kind& kind, kvc_rope_mode rope) {
     Runner one(kind, rope), many(kind, rope, 3);
-    EXPECT_EQ(one.step({1, 2}, kTokens), many.step({1, 2}, kTokens));
+    EXPECT_EQ(one.step({1, 2}, kPromptTokens), many.step({1, 2}, kPromptTokens));
     EXPECT_EQ(one.step({1, 2}, 1), many.step({1, 2}, 1));
   });
 }
@@ -175,8 +190,8 @@ TEST(Quantised, BitsDoNotDependOnThreads) {
 TEST(Quantised, BitsDoNotDependOnHowTokensWereAppended) {
   for_each_kind([](const Kind& kind, kvc_rope_mode rope) {
     Runner whole(kind, rope), split(kind, rope);
-    (void)whole.step({1}, kTokens);
-    for (int64_t done = 0; done < kTokens; done += 25) (void)split.step({1}, 25);
+    (void)whole.step({1}, kPromptTokens);
+    for (int64_t done = 0; done < kPromptTokens; done += 25) (void)split.step({1}, 25);
     EXPECT_EQ(whole.stored(1), split.stored(1));
     EXPECT_EQ(whole.step({1}, 1), split.step({1}, 1));
     EXPECT_EQ(whole.step({1}, 40), split.step({1}, 40));
@@ -186,8 +201,8 @@ TEST(Quantised, BitsDoNotDependOnHowTokensWereAppended) {
 TEST(Quantised, BitsDoNotDependOnTheBatch) {
   for_each_kind([](const Kind& kind, kvc_rope_mode rope) {
     Runner alone(kind, rope), together(kind, rope);
-    (void)alone.step({1}, kTokens);
-    (void)together.step({1, 2, 3, 4}, kTokens);
+    (void)alone.step({1}, kPromptTokens);
+    (void)together.step({1, 2, 3, 4}, kPromptTokens);
     EXPECT_EQ(alone.step({1}, 1, KVC_ATTN_BATCH_INVARIANT),
               together.step({1, 2, 3, 4}, 1, KVC_ATTN_BATCH_INVARIANT));
     EXPECT_EQ(alone.step({1}, 9, KVC_ATTN_BATCH_INVARIANT),
@@ -195,12 +210,37 @@ TEST(Quantised, BitsDoNotDependOnTheBatch) {
   });
 }
 
+// What is kept of a shared prefix is read for each sequence, the rest of it once for all.
+TEST(Quantised, ASharedPrefixGivesWhatASequenceAloneGives) {
+  for (const int32_t keep_tokens : {0, 5, 70}) {
+    Kind kind{KVC_QUANT_PER_TOKEN_HEAD, kInt8};
+    kind.keep_tokens = keep_tokens;
+    for (const kvc_rope_mode rope : {KVC_ROPE_NONE, KVC_ROPE_ON_READ}) {
+      SCOPED_TRACE(testing::Message() << "keep " << keep_tokens << " rope " << rope);
+      Runner run(kind, rope);
+      (void)run.step({1}, 700);
+      std::vector<kvc_seq> forks;
+      for (kvc_seq child = 11; child <= 161; child += 10) {
+        ASSERT_EQ(kvc_seq_fork(run.cache().get(), 1, child, -1, nullptr), KVC_OK);
+        forks.push_back(child);
+      }
+      const uint64_t before = stats_of(run.cache()).cascades;
+      const OutputBits together = run.step(forks, 1);
+      EXPECT_GT(stats_of(run.cache()).cascades, before);
+      const OutputBits alone = run.step({1}, 1);
+      ASSERT_EQ(together.size(), alone.size());
+      for (size_t i = 0; i < alone.size(); ++i)
+        ASSERT_NEAR(together[i], alone[i], 5e-4) << "element " << i;
+    }
+  }
+}
+
 TEST(Quantised, BitsStayWhereverASequenceGoes) {
   for_each_kind([](const Kind& kind, kvc_rope_mode rope) {
     Runner first(kind, rope), second(kind, rope);
-    (void)first.step({1}, kTokens);
+    (void)first.step({1}, kPromptTokens);
     ASSERT_EQ(kvc_seq_fork(first.cache().get(), 1, 11, -1, nullptr), KVC_OK);
-    ASSERT_EQ(kvc_seq_fork(first.cache().get(), 1, 21, kTokens - 2, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_seq_fork(first.cache().get(), 1, 21, kPromptTokens - 2, nullptr), KVC_OK);
     const Bytes file = saved(first.cache(), {1});
     (void)second.step({2}, 4);  // so that its pages are others
     ASSERT_EQ(load(second.cache(), {1}, file), KVC_OK);
@@ -225,8 +265,11 @@ TEST(Quantised, FilesConvertTheHalfThatIsNotQuantised) {
       k_short{KVC_QUANT_PER_TOKEN_HEAD, kInt8, KVC_QUANT_OFF, {Elem::kBF16}},
       v_wide{KVC_QUANT_NONE, {Elem::kF32}, KVC_QUANT_PER_TOKEN_HEAD, kE4M3},
       v_short{KVC_QUANT_NONE, {Elem::kF16}, KVC_QUANT_PER_TOKEN_HEAD, kE4M3};
-  for (const auto& [from, to, name] :
-       {std::tuple{k_wide, k_short, "v_dtype"}, {v_wide, v_short, "k_dtype"}}) {
+  const auto kept = [](Kind kind) { return kind.keep_tokens = 5, kind; };
+  for (const auto& [from, to, name] : {std::tuple{k_wide, k_short, "v_dtype"},
+                                       {v_wide, v_short, "k_dtype"},
+                                       {kept(k_wide), kept(k_short), "v_dtype"},
+                                       {kept(v_wide), kept(v_short), "k_dtype"}}) {
     Runner first(from), second(to);
     (void)first.step({1}, 20);
     const Bytes file = saved(first.cache(), {1});

@@ -46,7 +46,7 @@ TEST(Transfers, LengthsAroundPagesArrive) {
   for (const int32_t page_size : {1, 4, 16, 48}) {
     for (const int64_t length : {1, 3, 4, 5, 16, 47, 48, 49, 97}) {
       SCOPED_TRACE(std::to_string(length) + " tokens, pages of " + std::to_string(page_size));
-      Net net({attention_layer(), attention_layer(0, 3)}, 256);
+      Net net({attention_layer(), attention_layer(0, 3), kept_layer(5)}, 512);
       net.config.page_size = page_size;
       Cache first(net.config), second(net.config);
       const TestTransport transport;
@@ -94,6 +94,24 @@ TEST(Transfers, TokensThatTheReceiverHasDoNotTravel) {
   EXPECT_EQ(pattern_difference(second, 2, 7), "");
   expect_sound(first);
   expect_sound(second);
+}
+
+// The pages of kept tokens end before the others: some of them, or none, travel.
+TEST(Transfers, KeptTokensArriveWhereverTheTransferBegins) {
+  for (const int64_t begin : {0, 2, 4, 5, 6, 21, 24}) {
+    SCOPED_TRACE(begin);
+    Net net({kept_layer(5), attention_layer(), kept_layer(21)}, 128);
+    Cache first(net.config), second(net.config);
+    const TestTransport transport;
+    append_pattern(first, 1, 30, 7);
+    if (begin > 0) append_pattern(second, 1, begin, 7);
+    transfer(first, 1, second, recv_desc(1, 30 - begin, begin), transport.get(), transport.get());
+    EXPECT_EQ(pattern_difference(second, 1, 7), "");
+    append_pattern(second, 1, 6, 7);
+    EXPECT_EQ(pattern_difference(second, 1, 7), "");
+    expect_sound(first);
+    expect_sound(second);
+  }
 }
 
 TEST(Transfers, AnotherPrefixIsNoticed) {

@@ -56,6 +56,7 @@ void Config::read_layer(const Fields& json) {
   KVC_READ(layer, latent_rope_dim);
   KVC_READ(layer, quant);
   KVC_READ(layer, v_quant);
+  KVC_READ(layer, keep_tokens);
   KVC_READ(layer, k_scale);
   KVC_READ(layer, v_scale);
   if (json.get("v_is_k", false)) layer.flags |= KVC_LAYER_V_IS_K;

@@ -120,6 +120,13 @@ def float32(x):
     return struct.unpack("f", struct.pack("f", x))[0]
 
 
+def bfloat16(x):
+    """The nearest bfloat16, halves to even."""
+    bits = struct.unpack("I", struct.pack("f", x))[0]
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return struct.unpack("f", struct.pack("I", bits))[0]
+
+
 class Storage:
     """How rows are kept. Quantised rows, of 8 bits, are read as their elements times a scale."""
 
@@ -128,8 +135,9 @@ class Storage:
                 "e5m2": (-57344, 57344, 2, -14)}
     LEAST_SCALE = 2.0**-126
 
-    def __init__(self, quant="NONE", dtype="f32", scale=0):
+    def __init__(self, quant="NONE", dtype="f32", scale=0, keep_tokens=0):
         self.quant, self.dtype, self.shared = quant, dtype, float32(scale or 1)
+        self.keep_tokens = keep_tokens
         if quant != "NONE":
             self.least, self.largest, self.fraction, self.exponent = self.ELEMENTS[dtype]
 
@@ -169,10 +177,13 @@ class Storage:
         # The implied bit of a normal number carries into the exponent's place.
         return sign + ((exponent - self.exponent) << self.fraction) + steps
 
-    def kept(self, row):
-        """The values that are read again."""
+    def kept(self, row, place=None):
+        """The values that are read again of the token at this place of the sequence; None: of one
+        behind those that are kept unquantised."""
         if not self.is_quantised:
             return row
+        if place is not None and place < self.keep_tokens:
+            return [bfloat16(x) for x in row]
         scale = self.scale(row)
         return [float32(element * scale) for element in self.elements(row)]
 

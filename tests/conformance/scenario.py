@@ -18,7 +18,7 @@ CONFIG_NUMBERS = ["byte_budget", "layer_begin", "layer_end", "max_seqs", "max_to
                   "event_capacity", "pad_pages"]
 LAYER_NUMBERS = {"v_dim": "v_dim", "window": "window", "chunk": "chunk", "source": "source_layer",
                  "latent_rank": "latent_rank", "latent_rope_dim": "latent_rope_dim",
-                 "v_is_k": "v_is_k", "v_dtype": "v_dtype"}
+                 "v_is_k": "v_is_k", "v_dtype": "v_dtype", "keep_tokens": "keep_tokens"}
 QUANTS = ["NONE", "PER_TENSOR", "PER_TOKEN_HEAD", "BLOCK16", "OFF"]
 STORAGES = ["OWNED", "BORROWED", "NONE"]
 POOL_LAYOUTS = ["LAYER_FIRST", "PAGE_FIRST"]
@@ -131,10 +131,11 @@ class Layer:
         self.rope = Rope(rope, rope_dim if mla else k_dim, rank if mla else 0)
         quant, dtype = json.get("quant", "NONE"), json.get("dtype", "f32")
         v_quant = json.get("v_quant", quant)
-        self.k_storage = Storage(quant, dtype, json.get("k_scale", 0))
+        keep = json.get("keep_tokens", 0)
+        self.k_storage = Storage(quant, dtype, json.get("k_scale", 0), keep)
         self.v_storage = self.k_storage if self.v_is_k else Storage(
             "NONE" if v_quant == "OFF" else v_quant, json.get("v_dtype", dtype),
-            json.get("v_scale", 0))
+            json.get("v_scale", 0), keep)
         self.states = [(state["shape"], state.get("init", -1)) for state in json.get("states", [])]
         if self.kind == "SHARED":
             self.keys = json.get("source", 0)
@@ -238,23 +239,23 @@ class Rows:
         rotated on from there, and not rounded again."""
         k = oracle.vector(KEY, self.keys, token, head, self.k_dim)
         if self.rope.mode != "ON_APPEND":
-            return self.k_storage.kept(k)
+            return self.k_storage.kept(k, position[0])
         if was_at is not None and was_at != position[0]:
-            k = self.k_storage.kept(self.rope.turn(k, [was_at], use_long))
+            k = self.k_storage.kept(self.rope.turn(k, [was_at], use_long), was_at)
             return self.rope.turn(k, [position[0] - was_at], use_long)
-        return self.k_storage.kept(self.rope.turn(k, position, use_long))
+        return self.k_storage.kept(self.rope.turn(k, position, use_long), position[0])
 
     def key(self, token, head, position, use_long, was_at=None):
         """K as queries see it."""
         k = self.stored_key(token, head, position, use_long, was_at)
         return self.rope.turn(k, position, use_long) if self.rope.mode == "ON_READ" else k
 
-    def value(self, token, head):
-        return self.v_storage.kept(oracle.vector(VALUE, self.keys, token, head, self.v_dim))
+    def value(self, token, head, place=None):
+        return self.v_storage.kept(oracle.vector(VALUE, self.keys, token, head, self.v_dim), place)
 
-    def values(self, ids):
-        return [x for token in ids for head in range(self.kv_heads)
-                for x in self.value(token, head)]
+    def values(self, ids, places=None):
+        return [x for token, place in zip(ids, places or [None] * len(ids))
+                for head in range(self.kv_heads) for x in self.value(token, head, place)]
 
 
 def text_of_row(texts, row, count):

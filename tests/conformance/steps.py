@@ -259,12 +259,13 @@ class Writer(LayerSteps, OperatorSteps):
         rows = self.rows(number)
         at, long_from = step.get("at"), step.get("long_from", math.inf)
         was_at = parse_ids(step["was_at"]) if "was_at" in step else [None] * len(ids)
-        k = []
+        k, places = [], []
         for i, token in enumerate(ids):
             position = self.position_of(token) if at is None else [parse_ids(at)[i]]
+            places.append(position[0])
             for head in range(rows.kv_heads):
                 k += rows.stored_key(token, head, position, token >= long_from, was_at[i])
-        return near(k), [] if rows.v_is_k else near(rows.values(ids))
+        return near(k), [] if rows.v_is_k else near(rows.values(ids, places))
 
     def stored_in(self, step, number, ids, call, room):
         rows = self.rows(number)

@@ -84,7 +84,7 @@ class LayerSteps:
             keys = []
             for token, position, was in zip(ids, at, was_at):
                 k = rows.key(token, kv_head, position, token >= long_from, was)
-                v = k if rows.v_is_k else rows.value(token, kv_head)
+                v = k if rows.v_is_k else rows.value(token, kv_head, position[0])
                 added = -opt["alibi"][head] * (q_at[0] - position[0]) if "alibi" in opt else 0
                 bias = opt["bias"][row][position[0]] if "bias" in opt else 0
                 keys.append((k, v, -math.inf if bias is None else added + bias))

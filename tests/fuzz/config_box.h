@@ -148,6 +148,7 @@ class ConfigBox {
         kTypes[layer.quant == KVC_QUANT_BLOCK16 && !input.one_in(8) ? 4 : input.choose(6)];
     if (input.one_in(4)) layer.v_dtype = kTypes[input.choose(6)];
     if (input.one_in(4)) layer.v_quant = static_cast<kvc_quant>(input.choose(6));
+    if (input.one_in(4)) layer.keep_tokens = static_cast<int32_t>(input.choose(40)) - 1;
   }
 
   void make_states(Input& input, kvc_layer& layer) {

@@ -31,12 +31,22 @@ struct NaiveLayer {
   int64_t window = 0, chunk = 0;
   int source = -1;  // SHARED: local index
   int group = -1;
+  int kept_group = -1;                 // -1: keep is 0, or SHARED.
   int self_k_dim = 0, self_v_dim = 0;  // MLA: of kvc_attn_self
   NaiveRope rope, self_rope;
   std::vector<NaiveState> states;
 
+  int64_t keep = 0;  // Leading tokens that are stored in bfloat16 where the others are quantised.
+
   NaiveStorage k_storage() const { return {k_type, k_code, k_shared}; }
   NaiveStorage v_storage() const { return {v_type, v_code, v_shared}; }
+  // Of the rows of one token.
+  NaiveStorage k_storage(int64_t token) const { return of_token(k_storage(), token); }
+  NaiveStorage v_storage(int64_t token) const { return of_token(v_storage(), token); }
+  NaiveStorage of_token(const NaiveStorage& storage, int64_t token) const {
+    if (token >= keep || storage.code == Code::kNone) return storage;
+    return {Elem::kBF16, Code::kNone, 0};
+  }
   bool is_quantised() const { return k_code != Code::kNone || v_code != Code::kNone; }
   bool has_tokens() const { return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA; }
   bool has_pages() const { return has_tokens() || kind == KVC_LAYER_CROSS; }

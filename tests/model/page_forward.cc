@@ -12,8 +12,9 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs, size_t gr
   std::map<int, std::vector<kvc_seq>> sharers;
   for (const kvc_seq seq : seqs) {
     const ModelSequence& sequence = at(seq);
-    if (sequence.slots() % page_size(group) == 0) continue;
-    const auto last = sequence.tables[group].pages.find(sequence.slots() / page_size(group));
+    const int64_t slots = tokens_of(group, sequence.slots());
+    if (slots % page_size(group) == 0 || slots == tokens_of(group, sequence.slots() + 1)) continue;
+    const auto last = sequence.tables[group].pages.find(slots / page_size(group));
     if (last != sequence.tables[group].pages.end() && holders(last->second) > 1)
       sharers[last->second].push_back(seq);
   }
@@ -32,7 +33,8 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs, size_t gr
 int64_t PageModel::new_pages(size_t group, const ModelTable& table, int64_t slots,
                              int64_t append) const {
   int64_t count = 0;
-  for (int64_t i = slots / page_size(group); i < pages_for(group, slots + append); ++i)
+  const int64_t end = tokens_of(group, slots + append);
+  for (int64_t i = tokens_of(group, slots) / page_size(group); i < pages_for(group, end); ++i)
     count += table.pages.count(i) == 0 ? 1 : 0;
   return count;
 }
@@ -64,6 +66,11 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
     if (exists(seqs[i]))
       expected.also(is_tree && limits_.has_on_read && at(seqs[i]).length < at(seqs[i]).sink,
                     KVC_E_UNSUPPORTED);
+    // A node from behind the kept tokens would become one of them.
+    if (exists(seqs[i]))
+      expected.also(
+          is_tree && straddles_kept(at(seqs[i]).length, at(seqs[i]).length + nodes + rows),
+          KVC_E_UNSUPPORTED);
     expected.also(is_tree && nodes + rows > KVC_MAX_TREE_NODES, KVC_E_OUT_OF_RANGE);
     expected.also(is_plain && nodes > 0 && !any_kind, KVC_E_INVALID_STATE);
     if (exists(seqs[i]) && limits_.max_seq_len != 0) {
@@ -104,7 +111,8 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
     int64_t alone = 0;
     for (size_t g = 0; g < limits_.groups.size(); ++g) {
       const bool is_cross = limits_.groups[g].is_cross;
-      const int64_t more = is_cross ? (cross.empty() ? 0 : cross[i]) : lengths[i];
+      int64_t more = is_cross ? (cross.empty() ? 0 : cross[i]) : lengths[i];
+      if (limits_.groups[g].keep > 0) more = std::min(more, limits_.groups[g].keep);
       if (more < 0) continue;
       const bool countless = more > limits_.num_pages * page_size(g) + 1;
       if (countless) alone += limits_.num_pages + 1;  // not worth counting
@@ -240,7 +248,7 @@ Expected PageModel::begin(const ModelBatch& batch) {
     for (size_t g = 0; g < limits_.groups.size(); ++g) {
       std::map<int64_t, int>& pages = sequence.tables[g].pages;
       if (copying[g].count(entry.seq) != 0) {
-        int& last = pages.at(entry.old_slots / page_size(g));
+        int& last = pages.at(tokens_of(g, entry.old_slots) / page_size(g));
         entry.replaced_pages.push_back(last);
         last = take_page();
         ++copied_;
@@ -252,8 +260,9 @@ Expected PageModel::begin(const ModelBatch& batch) {
         entry.old_tables[g].pages.clear();
         sequence.cross_length = 0;
       }
-      const int64_t first = is_cross ? 0 : entry.old_slots / page_size(g);
-      const int64_t last = pages_for(g, is_cross ? entry.cross : entry.old_slots + entry.append);
+      const int64_t first = is_cross ? 0 : tokens_of(g, entry.old_slots) / page_size(g);
+      const int64_t last =
+          pages_for(g, is_cross ? entry.cross : tokens_of(g, entry.old_slots + entry.append));
       for (int64_t index = first; index < last; ++index) {
         if (pages.count(index) == 0) pages[index] = take_page();
       }

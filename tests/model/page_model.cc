@@ -88,7 +88,7 @@ void PageModel::truncate(ModelSequence* sequence, int64_t length) {
   for (size_t g = 0; g < sequence->tables.size(); ++g) {
     if (limits_.groups[g].is_cross) continue;
     std::map<int64_t, int>& pages = sequence->tables[g].pages;
-    while (!pages.empty() && pages.rbegin()->first >= pages_for(g, length)) {
+    while (!pages.empty() && pages.rbegin()->first >= pages_for(g, tokens_of(g, length))) {
       drop(pages.rbegin()->second);
       pages.erase(std::prev(pages.end()));
     }
@@ -186,7 +186,8 @@ int64_t PageModel::num_cross_rows() const {
 
 std::vector<int> PageModel::committed_pages(kvc_seq seq, size_t group) const {
   const ModelSequence& sequence = at(seq);
-  const int64_t tokens = limits_.groups[group].is_cross ? sequence.cross_length : sequence.slots();
+  const int64_t tokens =
+      limits_.groups[group].is_cross ? sequence.cross_length : tokens_of(group, sequence.slots());
   std::vector<int> result;
   for (const auto& [index, page] : sequence.tables[group].pages) {
     if (index < pages_for(group, tokens)) result.push_back(page);

@@ -3,6 +3,7 @@
 // model's own; a test maps them to the library's page ids.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -37,6 +38,7 @@ struct ModelGroup {
   bool is_cross = false;
   bool has_attention = false;  // layers that kvc_debug_set_kv writes
   bool has_mla = false;        // layers that kvc_debug_set_mla writes
+  int64_t keep = 0;            // Of kept rows: its tables end after so many tokens.
 };
 
 struct ModelLimits {
@@ -155,6 +157,25 @@ class PageModel {
   int64_t num_rows() const;
   int64_t num_cross_rows() const;
   int64_t page_size(size_t group) const { return limits_.groups[group].page_size; }
+  // Of so many tokens, those in the tables of a group.
+  int64_t tokens_of(size_t group, int64_t tokens) const {
+    const int64_t keep = limits_.groups[group].keep;
+    return keep == 0 ? tokens : std::min(tokens, keep);
+  }
+  // A tree whose first node lies at `begin` has nodes among the kept tokens and others behind them.
+  bool straddles_kept(int64_t begin, int64_t end) const {
+    return std::any_of(limits_.groups.begin(), limits_.groups.end(), [&](const ModelGroup& group) {
+      return begin < group.keep && end > group.keep;
+    });
+  }
+  // Without tokens [begin, end), one that is not kept would be.
+  bool fills_kept(const ModelSequence& sequence, int64_t begin, int64_t end) const {
+    for (const ModelGroup& group : limits_.groups) {
+      for (int64_t token = std::max(end, group.keep); token < sequence.length; ++token)
+        if (group.keep > 0 && token - (end - begin) < group.keep && begin < end) return true;
+    }
+    return false;
+  }
   int64_t pages_for(size_t group, int64_t tokens) const {
     return (tokens + page_size(group) - 1) / page_size(group);
   }

@@ -8,6 +8,7 @@
 namespace kvc::test {
 
 KeyRule PageModel::rule(const ModelSequence& sequence, const ModelGroup& group) const {
+  if (group.keep > 0) return {};  // Every layer's, whatever its window; none drops them.
   return {group.window, group.chunk, sequence.window, sequence.sink, 0};
 }
 
@@ -30,7 +31,7 @@ bool PageModel::has_dropped(const ModelSequence& sequence) const {
 bool PageModel::can_shift(const ModelSequence& sequence, int64_t begin, int64_t end) const {
   const int64_t gap = end - begin, length = sequence.length - gap;
   for (size_t g = 0; g < sequence.tables.size(); ++g) {
-    if (limits_.groups[g].is_cross) continue;
+    if (limits_.groups[g].is_cross || limits_.groups[g].keep > 0) continue;
     const SeenKeys seen = seen_before(rule(sequence, limits_.groups[g]), length);
     for (const KeyRange& range : {seen.sinks, seen.recent}) {
       for (int64_t key = range.begin; key < range.end; ++key) {
@@ -45,7 +46,7 @@ bool PageModel::can_shift(const ModelSequence& sequence, int64_t begin, int64_t 
 bool PageModel::possible(const ModelSequence& sequence, int64_t pos) const {
   if (pos < 0 || pos > sequence.length) return false;
   for (size_t g = 0; g < sequence.tables.size(); ++g) {
-    if (limits_.groups[g].is_cross) continue;
+    if (limits_.groups[g].is_cross || limits_.groups[g].keep > 0) continue;
     const int64_t page = pos / page_size(g);
     if (pos % page_size(g) != 0 && sequence.tables[g].pages.count(page) == 0) return false;
     const SeenKeys seen = seen_before(rule(sequence, limits_.groups[g]), pos);
@@ -160,6 +161,7 @@ Expected PageModel::check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t
     expected.also(sequence.next_position() - 1 + delta >= INT32_MAX, KVC_E_OUT_OF_RANGE);
   }
   expected.also(!can_shift(sequence, begin, end), KVC_E_OUT_OF_RANGE);
+  expected.also(fills_kept(sequence, begin, end), KVC_E_UNSUPPORTED);
   // Rows that move by less than a page may need one more.
   if (has_dropped(sequence)) expected.tolerated.insert(KVC_E_NO_PAGES);
   for (size_t g = 0; g < sequence.tables.size() && expected.ok(); ++g) {
@@ -188,12 +190,13 @@ std::vector<size_t> PageModel::shift(kvc_seq seq, int64_t begin, int64_t end, in
     for (const auto& [index, page] : pages) {
       if (limits_.groups[g].is_cross) held.insert(index);
     }
-    for (int64_t token = 0; !limits_.groups[g].is_cross && token < length; ++token) {
+    const int64_t tokens = tokens_of(g, length);
+    for (int64_t token = 0; !limits_.groups[g].is_cross && token < tokens; ++token) {
       const int64_t old = token < begin ? token : token + (end - begin);
       if (keeps(sequence, g, {old, old + 1})) held.insert(token / page_size(g));
     }
-    if (!limits_.groups[g].is_cross && length % page_size(g) != 0)
-      held.insert(length / page_size(g));  // The next token goes there.
+    if (!limits_.groups[g].is_cross && tokens % page_size(g) != 0)
+      held.insert(tokens / page_size(g));  // The next token goes there.
     pages.clear();
     for (const int64_t index : held) pages[index] = -1;
     const auto moved = [&](int64_t token) {
@@ -242,7 +245,8 @@ Expected PageModel::can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* below,
   pos = pos == -1 ? last : std::min(pos, last);
   *below = *above = -1;
   for (int64_t token = last; token >= 0; --token) {
-    if (op == KVC_SEQ_SHIFT ? limits_.has_states || !can_shift(sequence, token, token + 1)
+    if (op == KVC_SEQ_SHIFT ? limits_.has_states || !can_shift(sequence, token, token + 1) ||
+                                  fills_kept(sequence, token, token + 1)
                             : !possible(sequence, token))
       continue;
     if (token >= pos) *above = token;

@@ -23,6 +23,7 @@ int64_t PrefixRun::first_seen(const PrefixSetup::Group& group, int64_t position)
 bool PrefixRun::sees(const Sequence& sequence, const PrefixSetup::Group& group,
                      int64_t token) const {
   const int64_t position = sequence.length();
+  if (group.keep != 0) return token < group.keep;  // No window drops them.
   if (token < first_seen(group, position)) return false;
   return sequence.window == 0 || token < sequence.sink ||
          token > position - (sequence.window - sequence.sink);
@@ -50,7 +51,9 @@ bool PrefixRun::contradicts(const Content& content, const Sequence& sequence, si
                             size_t entry) const {
   if (content.group != static_cast<int>(group)) return true;
   const size_t begin = entry * content.history.size();
+  const auto end = static_cast<size_t>(setup_.groups()[group].tokens_of(sequence.slots()));
   for (size_t i = 0; i < content.history.size() && begin + i < sequence.history.size(); ++i) {
+    if (begin + i >= end) break;
     if (content.history[i] != kFromHost && content.history[i] != sequence.history[begin + i])
       return true;
   }
@@ -110,9 +113,7 @@ void PrefixRun::read_tables(kvc_seq seq) {
   for (size_t g = 0; g < setup_.groups().size(); ++g) {
     const std::vector<int32_t> kept = exported_pages(seq, g);
     const PrefixSetup::Group& group = setup_.groups()[g];
-    const auto pages = [&](int64_t tokens) {
-      return static_cast<size_t>((tokens + group.page_size - 1) / group.page_size);
-    };
+    const auto pages = [&](int64_t tokens) { return static_cast<size_t>(group.entries(tokens)); };
     const size_t entries = pages(sequence.slots());
     const size_t sinks = group.sees_all() ? pages(std::min(sequence.sink, sequence.slots())) : 0;
     if (kept.size() > entries || kept.size() < sinks)
@@ -135,7 +136,8 @@ void PrefixRun::compare_published(const std::vector<kvc_seq>& seqs, uint64_t cop
     const Sequence& sequence = sequences_.at(seq);
     for (size_t g = 0; g < old.size(); ++g) {
       // Nobody else's block begins with it
-      if (setup_.block() == setup_.groups()[g].page_size) continue;
+      const PrefixSetup::Group& group = setup_.groups()[g];
+      if (setup_.block() == group.page_size && group.keep == 0) continue;
       for (size_t e = 0; e < sequence.tables[g].size() && e < old[g].size(); ++e) {
         const int32_t from = old[g][e], to = sequence.tables[g][e];
         has_dropped = has_dropped || (from >= 0 && to < 0);
@@ -346,6 +348,7 @@ int64_t PrefixRun::predicted(Query& query) {
     for (size_t g = 0; g < setup_.groups().size(); ++g) {
       for (int64_t i = 0; i < blocks; ++i) {
         if ((i + 1) * block <= first_seen(setup_.groups()[g], blocks * block)) continue;
+        if (setup_.groups()[g].tokens_of(i * block + 1) <= i * block) continue;  // It keeps none.
         if (!consumer_.holds(hash_at(hashes, static_cast<size_t>(i)), static_cast<int32_t>(g)))
           return false;
       }
@@ -384,8 +387,13 @@ void PrefixRun::compare_quotas() {
       if (key.second < 0) {
         bytes += setup_.info().state_slot_bytes;
       } else {
-        const int64_t page_size = setup_.groups()[static_cast<size_t>(key.second)].page_size;
-        bytes += static_cast<uint64_t>(setup_.block() / page_size) * setup_.info().page_bytes;
+        const PrefixSetup::Group& group = setup_.groups()[static_cast<size_t>(key.second)];
+        int64_t before = 0;  // Tokens of the blocks before it.
+        for (std::string parent = blocks_.at(key.first).parent; !parent.empty();
+             parent = blocks_.at(parent).parent)
+          before += setup_.block();
+        const int64_t pages = group.entries(before + setup_.block()) - group.entries(before);
+        bytes += static_cast<uint64_t>(pages) * setup_.info().page_bytes;
       }
     }
     if (quota.bytes != 0 && bytes > quota.limit)

@@ -154,7 +154,7 @@ void PrefixRun::take_tables() {
     for (size_t b = 0; b < entries_.size(); ++b) {
       const Entry& entry = entries_[b];
       const int64_t slots = entry.old_slots + static_cast<int64_t>(entry.tokens.size());
-      const int64_t entries = (slots + page_size - 1) / page_size;
+      const int64_t entries = setup_.groups()[g].entries(slots);
       const int32_t* row = ids + static_cast<int64_t>(b) * width;
       Table table(row, row + entries);
       const Table& old = entry.old_tables[g];
@@ -177,6 +177,7 @@ void PrefixRun::write_content() {
       const int64_t page_size = setup_.groups()[g].page_size;
       for (size_t i = 0; i < entry.tokens.size(); ++i) {
         const int64_t slot = entry.old_slots + static_cast<int64_t>(i);
+        if (setup_.groups()[g].tokens_of(slot + 1) <= slot) continue;
         const int32_t page =
             sequences_.at(entry.seq).tables[g].at(static_cast<size_t>(slot / page_size));
         if (page < 0) mismatch("a new token of sequence %lld has no page", ll(entry.seq));
@@ -331,15 +332,14 @@ void PrefixRun::commit_path(kvc_seq seq, int32_t leaf) {
   }
   for (size_t g = 0; g < setup_.groups().size(); ++g) {
     const int64_t page_size = setup_.groups()[g].page_size;
-    for (int64_t t = before; t < sequence.length(); ++t) {
+    for (int64_t t = before; t < setup_.groups()[g].tokens_of(sequence.length()); ++t) {
       const int32_t page = sequence.tables[g].at(static_cast<size_t>(t / page_size));
       if (page < 0) mismatch("sequence %lld has dropped nodes of its tree", ll(seq));
       content_of(page, g).history.at(static_cast<size_t>(t % page_size)) =
           sequence.history[static_cast<size_t>(t)];
     }
     // What the tree took behind the path is gone.
-    const auto entries = static_cast<size_t>((sequence.length() + page_size - 1) / page_size);
-    sequence.tables[g].resize(entries);
+    sequence.tables[g].resize(static_cast<size_t>(setup_.groups()[g].entries(sequence.length())));
   }
   sequence.forget_empty();
 }

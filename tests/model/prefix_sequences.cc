@@ -154,7 +154,8 @@ void PrefixRun::op_shift() {
   const std::set<int32_t> held = held_pages(seq);
   for (size_t g = 0; g < setup_.groups().size() && rewrites; ++g) {
     const int64_t page_size = setup_.groups()[g].page_size;
-    for (int64_t t = begin / page_size * page_size; t < sequence.length(); ++t) {
+    const int64_t length = setup_.groups()[g].tokens_of(sequence.length());
+    for (int64_t t = begin / page_size * page_size; t < length; ++t) {
       const int32_t page = sequence.tables[g][static_cast<size_t>(t / page_size)];
       if (page < 0) continue;
       Content& content = content_of(page, g);

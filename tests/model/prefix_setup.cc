@@ -86,7 +86,7 @@ kvc_status PrefixSetup::ask() {
     kvc_group_info group{};
     group.struct_size = sizeof group;
     (void)kvc_plan_group_get(plan_, g, &group, nullptr);
-    groups_.push_back({group.window, group.chunk, group.page_size});
+    groups_.push_back({group.window, group.chunk, group.page_size, group.keep_tokens});
     sees_all_ = sees_all_ && groups_.back().sees_all();
   }
   layer_groups_.clear();
@@ -131,6 +131,20 @@ PrefixSetup::PrefixSetup(Random& random, PrefixRunKind kind) {
     if (!has_data()) own_storage();
     (void)ask();
   }
+  if (!has_data()) draw_kept(random);
+}
+
+// Rows of the runs with storage are numbers that no type of 8 bits holds.
+void PrefixSetup::draw_kept(Random random) {
+  if (!random.chance(0.4)) return;
+  for (kvc_layer& layer : layers_) {
+    if (layer.kind != KVC_LAYER_ATTENTION && layer.kind != KVC_LAYER_MLA) continue;
+    if (random.chance(0.3)) continue;
+    layer.k_dtype = {kDLInt, 8, 1};
+    layer.quant = KVC_QUANT_PER_TENSOR;
+    layer.keep_tokens = static_cast<int32_t>(random.range(1, random.chance(0.7) ? 5 : 30));
+  }
+  while (ask() == KVC_E_NEVER_FITS && config_.num_pages < 4000) config_.num_pages *= 2;
 }
 
 PrefixSetup::~PrefixSetup() {
@@ -162,6 +176,7 @@ std::string PrefixSetup::describe() const {
                                              : " attention";
     if (layer.window != 0) text += "/window " + std::to_string(layer.window);
     if (layer.chunk != 0) text += "/chunk " + std::to_string(layer.chunk);
+    if (layer.keep_tokens != 0) text += "/keep " + std::to_string(layer.keep_tokens);
   }
   text += "; tokens per page:";
   for (const Group& group : groups_) text += " " + std::to_string(group.page_size);

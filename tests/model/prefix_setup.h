@@ -2,6 +2,7 @@
 // keys, windows, chunks, states, latents.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -23,7 +24,12 @@ class PrefixSetup {
  public:
   struct Group {
     int64_t window, chunk, page_size;
+    int64_t keep;  // Of kept rows: its tables end after so many tokens. 0: they have all.
     bool sees_all() const { return window == 0 && chunk == 0; }
+    int64_t tokens_of(int64_t tokens) const { return keep == 0 ? tokens : std::min(tokens, keep); }
+    int64_t entries(int64_t tokens) const {
+      return (tokens_of(tokens) + page_size - 1) / page_size;
+    }
   };
 
   PrefixSetup(Random& random, PrefixRunKind kind);
@@ -52,6 +58,7 @@ class PrefixSetup {
 
  private:
   void draw_layers(Random& random);
+  void draw_kept(Random random);
   kvc_layer token_layer(Random& random, bool mla, int64_t window, int64_t chunk);
   kvc_status ask();  // fills what the plan says
 

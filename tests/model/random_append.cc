@@ -77,12 +77,14 @@ Row RandomRun::pair_norms(const NaiveLayer& spec, const Row& row) {
 // By how much a row of K may differ that is stored as if rotated for another position: both
 // elements of a pair are rounded there, and by another scale a step of fp8 may be twice as large.
 // What a fixed scale clips there may be what it would not clip here.
-double RandomRun::moved_step(const NaiveLayer& spec, const Row& want, size_t element) {
+double RandomRun::moved_step(const NaiveLayer& spec, int64_t token, const Row& want,
+                             size_t element) {
+  const NaiveStorage storage = spec.k_storage(token);
   const Row norms = pair_norms(spec, want);
-  const Row stored = stored_row(spec.k_storage(), norms, spec.kv_heads);
-  const double step = storing_step(spec.k_storage(), stored, element, spec.kv_heads);
+  const Row stored = stored_row(storage, norms, spec.kv_heads);
+  const double step = storing_step(storage, stored, element, spec.kv_heads);
   const double clipped = norms[element] - stored[element] - step;
-  return (spec.k_storage().has_scales() ? 2.5 : 1.25) * step + 1.5 * std::max(0.0, clipped);
+  return (storage.has_scales() ? 2.5 : 1.25) * step + 1.5 * std::max(0.0, clipped);
 }
 
 void RandomRun::count_saturated_key(const NaiveLayer& spec, const Row& given, KeyTurn turn) {
@@ -108,7 +110,8 @@ void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, con
                           KeyTurn turn, NaiveRows* rows, size_t token, const Row& k_got,
                           const Row& v_got) {
   const NaiveLayer& spec = setup_.layers()[layer];
-  const Row k_stored = stored_row(spec.k_storage(), k_want, spec.kv_heads);
+  const NaiveStorage storage = spec.k_storage(static_cast<int64_t>(token));
+  const Row k_stored = stored_row(storage, k_want, spec.kv_heads);
   for (size_t e = 0; e < k_want.size(); ++e) {
     const auto element = static_cast<int>(e) % spec.k_dim;
     const double want = k_stored[e];
@@ -116,12 +119,11 @@ void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, con
     const bool turned =
         turn.by > 0 &&
         ((element >= spec.rope.begin && element < spec.rope.begin + spec.rope.rotary_dim) ||
-         spec.k_storage().has_scales());
+         storage.has_scales());
     // A float32 rotation is off by a few roundings of its inputs (at most 1 here), which may tip
     // the rounding to storage.
-    const double tipped = turn.is_moved
-                              ? moved_step(spec, k_want, e)
-                              : storing_step(spec.k_storage(), k_stored, e, spec.kv_heads);
+    const double tipped = turn.is_moved ? moved_step(spec, static_cast<int64_t>(token), k_want, e)
+                                        : storing_step(storage, k_stored, e, spec.kv_heads);
     if (!(std::fabs(k_got[e] - want) <= (turned ? turn.by * 4e-7 + tipped : 0))) {
       mismatch("%s: K of layer %zu, token %zu, element %zu is stored as %.9g, expected %.9g", what,
                layer, token, e, k_got[e], want);
@@ -164,9 +166,13 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k
       if (!spec.v_in_k) {
         const Row v_given = row_of(*v, row, v_head, spec.kv_heads, spec.v_dim);
         count_saturated_value(spec, v_given);
-        v_want = stored_row(spec.v_storage(), v_given, spec.kv_heads);
+        v_want = stored_row(spec.v_storage(token), v_given, spec.kv_heads);
       }
-      if (dropped) {
+      if (dropped && spec.keep > 0) {
+        // The pool of such a layer is not exported, and K of those that drop tokens does not turn.
+        k_got = stored_row(spec.k_storage(token), k_want, spec.kv_heads);
+        v_got = v_want;
+      } else if (dropped) {
         const int64_t slot = slots[static_cast<size_t>(row)];
         k_got = read_slot(layer, KVC_POOL_K, slot, spec.kv_heads, spec.k_dim);
         if (!spec.v_in_k) v_got = read_slot(layer, KVC_POOL_V, slot, spec.kv_heads, spec.v_dim);

@@ -155,7 +155,7 @@ void RandomRun::op_set(bool mla) {
       if (which != 1) set_key(layer, seq, begin + t, std::move(k_row));
       if (which == 2 || spec.v_in_k) continue;
       count_saturated_value(spec, v_row);
-      rows.v[token] = stored_row(spec.v_storage(), std::move(v_row), spec.kv_heads);
+      rows.v[token] = stored_row(spec.v_storage(begin + t), std::move(v_row), spec.kv_heads);
     }
   }
 }
@@ -226,7 +226,7 @@ void RandomRun::op_set_layer(size_t layer) {
   if (!spec.has_pages() && spec.source < 0) {
     expected.errors = {KVC_E_UNSUPPORTED, KVC_E_NOT_FOUND, KVC_E_BUSY, KVC_E_OUT_OF_RANGE};
   } else {
-    expected = model_.overwrite(seq, {spec.group}, begin, tokens);
+    expected = model_.overwrite(seq, setup_.groups_of(layer), begin, tokens);
   }
   if (!agree("kvc_debug_set_layer", expected, fn)) return;
   const size_t stored_by = spec.source >= 0 ? static_cast<size_t>(spec.source) : layer;
@@ -237,7 +237,7 @@ void RandomRun::op_set_layer(size_t layer) {
     if (which == 2) continue;
     Row v_row = row_of(v, t, 0, spec.kv_heads, spec.v_dim);
     count_saturated_value(setup_.layers()[stored_by], v_row);
-    rows.v[token] = stored_row(spec.v_storage(), std::move(v_row), spec.kv_heads);
+    rows.v[token] = stored_row(spec.v_storage(begin + t), std::move(v_row), spec.kv_heads);
   }
 }
 
@@ -248,7 +248,7 @@ void RandomRun::set_key(size_t layer, kvc_seq seq, int64_t token, Row row) {
   count_saturated_key(spec, row, {is_moved ? 1.0 : 0.0, is_moved});
   if (is_moved) return adopt_moved_key("setting it", layer, seq, token, row, 4e-7);
   naive_.at(seq).layers[layer].k[static_cast<size_t>(token)] =
-      stored_row(spec.k_storage(), std::move(row), spec.kv_heads);
+      stored_row(spec.k_storage(token), std::move(row), spec.kv_heads);
 }
 
 // NaN into every slot that no sequence uses: freed pages hold old values, which a kernel that reads
@@ -260,8 +260,9 @@ void RandomRun::op_poison() {
   for (const auto& [seq, sequence] : model_.sequences()) {
     for (size_t group = 0; group < num_groups(); ++group) {
       const int64_t page_size = model_.page_size(group);
-      const int64_t tokens =
-          model_.limits().groups[group].is_cross ? sequence.cross_length : sequence.slots();
+      const int64_t tokens = model_.limits().groups[group].is_cross
+                                 ? sequence.cross_length
+                                 : model_.tokens_of(group, sequence.slots());
       const std::vector<int32_t> ids = sequence_pages(seq, group);
       size_t i = 0;
       for (const auto& [index, handle] : sequence.tables[group].pages) {
@@ -271,7 +272,8 @@ void RandomRun::op_poison() {
     }
   }
   for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
-    if (setup_.layers()[layer].has_pages()) poison_layer(layer, used);
+    const NaiveLayer& spec = setup_.layers()[layer];
+    if (spec.has_pages() && spec.keep == 0) poison_layer(layer, used);
   }
 }
 

@@ -18,6 +18,8 @@ void RandomLayers::draw(Random& random, Family family, int page_size, bool tiny)
   tiny_ = tiny;
   quant_random_ = random;
   mix_random_ = Random(static_cast<uint64_t>(Random(random).range(0, INT32_MAX)));
+  keep_random_ = Random(static_cast<uint64_t>(Random(mix_random_).range(0, INT32_MAX)));
+  keeps_ = keep_random_.chance(0.6);
   quantises_ = !is_on_gpu() && quant_random_.chance(0.35);
   on_read_ = random.chance(0.4);
   sections_ = random.chance(0.3);
@@ -69,6 +71,7 @@ void RandomLayers::draw_layer(Random& random, kvc_layer_kind kind, Family family
   if (kind == KVC_LAYER_STATE) draw_states(random, &naive, &layer);
   if (kind == KVC_LAYER_SHARED) draw_shared(random, &naive, &layer);
   if (naive.has_tokens()) draw_window(random, family, &naive, &layer);
+  if (naive.has_tokens() && naive.is_quantised()) draw_keep(&naive, &layer);
   // What a rotation makes of a clipped pair depends on the position.
   if (naive.rope.mode == KVC_ROPE_ON_APPEND && naive.k_shared != 0 && kind != KVC_LAYER_SHARED) {
     layer.k_scale = naive.k_shared = std::max(naive.k_shared, 0.011f);
@@ -159,6 +162,17 @@ void RandomLayers::draw_quant(NaiveLayer* naive, kvc_layer* layer) {
     if (!naive->v_in_k) layer->v_scale = naive->v_shared = draw_scale(naive->v_code);
   }
   if (!naive->v_in_k && mix_random_.chance(0.4)) draw_mix(k_elem, v_elem, naive, layer);
+}
+
+void RandomLayers::draw_keep(NaiveLayer* naive, kvc_layer* layer) {
+  // Rows that turn are compared once they are stored, and of such a layer no dropped one can be.
+  const bool turns = naive->rope.asked_mode == KVC_ROPE_ON_APPEND && layer->rope != nullptr;
+  if (!keeps_ || keep_random_.chance(0.25) || (turns && (naive->window | naive->chunk) != 0))
+    return;
+  naive->keep = keep_random_.pick_of<int64_t>({1, 2, 4, 4, 5, 17, 64});
+  layer->keep_tokens = static_cast<int32_t>(naive->keep);
+  has_kept_ = true;
+  turns_kept_ |= turns;
 }
 
 // K and V apart: one of them not quantised, or V of another kind.
@@ -361,7 +375,8 @@ std::string RandomLayers::describe() const {
     text += " " + std::to_string(layer.q_heads) + "/" + std::to_string(layer.kv_heads) + "x" +
             std::to_string(layer.k_dim) + ":" + std::to_string(layer.v_dim) + " " +
             name_of(layer.k_storage()) + "/" + name_of(layer.v_storage()) +
-            (layer.v_in_k ? " V in K" : "");
+            (layer.v_in_k ? " V in K" : "") +
+            (layer.keep > 0 ? " keep " + std::to_string(layer.keep) : "");
     if (spec.rope == nullptr) continue;
     text += " rope " + std::to_string(layer.rope.rotary_dim) +
             (layer.rope.interleaved ? "i" : "h") +

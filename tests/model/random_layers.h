@@ -33,6 +33,8 @@ class RandomLayers {
   const std::vector<NaiveLayer>& naive() const { return naive_; }
   int begin() const { return begin_; }
   int end() const { return begin_ + static_cast<int>(naive_.size()); }
+  bool has_kept() const { return has_kept_; }      // A layer has keep_tokens.
+  bool turns_kept() const { return turns_kept_; }  // Such a one stores K rotated.
   std::string describe() const;
 
  private:
@@ -50,10 +52,14 @@ class RandomLayers {
   const float* draw_factors(Random& random, int pairs);
 
   void draw_quant(NaiveLayer* naive, kvc_layer* layer);
+  void draw_keep(NaiveLayer* naive, kvc_layer* layer);
   void draw_mix(Elem k_elem, Elem v_elem, NaiveLayer* naive, kvc_layer* layer);
 
   bool tiny_ = false;
   bool quantises_ = false;  // some layers are quantised
+  bool keeps_ = false;      // Some of these keep their first tokens unquantised.
+  bool has_kept_ = false, turns_kept_ = false;
+  Random keep_random_{0};
   Random quant_random_{0};  // apart, so that other draws are what they were without it
   Random mix_random_{0};    // apart likewise: of K and V that are stored in two ways
   bool on_read_ = false;    // some layers rotate when they read

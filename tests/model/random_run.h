@@ -137,7 +137,7 @@ class RandomRun {
     bool is_moved = false;
   };
   static Row pair_norms(const NaiveLayer& spec, const Row& row);
-  static double moved_step(const NaiveLayer& spec, const Row& want, size_t element);
+  static double moved_step(const NaiveLayer& spec, int64_t token, const Row& want, size_t element);
   // Counts what does not fit of a row that the library was given.
   void count_saturated_key(const NaiveLayer& spec, const Row& given, KeyTurn turn);
   void count_saturated_value(const NaiveLayer& spec, const Row& given);

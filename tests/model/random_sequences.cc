@@ -117,6 +117,7 @@ void RandomRun::op_can() {
 }
 
 void RandomRun::op_set_window() {
+  if (setup_.refrains_from_windows()) return;
   kvc_seq seq = any_seq();
   if (random_.chance(0.7)) pick_idle(&seq);
   const int64_t page = model_.limits().page_size;
@@ -218,13 +219,13 @@ void RandomRun::adopt_moved_key(const char* what, size_t layer, kvc_seq seq, int
     mismatch("kvc_debug_get_layer after %s answered %s", what, kvc_status_name(status));
   Row& row = naive_.at(seq).layers[layer].k[static_cast<size_t>(token)];
   row.resize(want.size());
-  const Row stored_want = stored_row(spec.k_storage(), want, spec.kv_heads);
+  const NaiveStorage storage = spec.k_storage(token);
+  const Row stored_want = stored_row(storage, want, spec.kv_heads);
   for (size_t e = 0; e < want.size(); ++e) {
     const auto element = static_cast<int64_t>(e);
     const double stored = got.get(0, element / spec.k_dim, element % spec.k_dim);
-    const double step = keeps_pool()
-                            ? moved_step(spec, want, e)
-                            : 1.01 * storing_step(spec.k_storage(), stored_want, e, spec.kv_heads);
+    const double step = keeps_pool() ? moved_step(spec, token, want, e)
+                                     : 1.01 * storing_step(storage, stored_want, e, spec.kv_heads);
     if (!(std::fabs(stored - stored_want[e]) <= rounding + step)) {
       mismatch("after %s K of layer %zu, token %lld, element %zu is %.9g, expected %.9g", what,
                layer, ll(token), e, stored, stored_want[e]);
@@ -288,7 +289,9 @@ void RandomRun::op_hold_export() {
     return;
   }
   size_t layer = 0;
-  while (layer < setup_.layers().size() && !setup_.layers()[layer].has_pages()) ++layer;
+  while (layer < setup_.layers().size() &&
+         (!setup_.layers()[layer].has_pages() || setup_.layers()[layer].keep > 0))
+    ++layer;
   if (layer == setup_.layers().size()) return;
   trace("export pool");
   pool_exported_ = true;

@@ -83,7 +83,7 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   config_.storage = KVC_STORAGE_NONE;
   ask_plan(random);
 
-  if (data && !region_bytes_.empty() && random.chance(0.4)) {
+  if (data && !region_bytes_.empty() && random.chance(0.4) && !layers_.has_kept()) {
     config_.storage = KVC_STORAGE_BORROWED;
     borrow_pools(random);
   } else if (data) {
@@ -171,8 +171,8 @@ void RandomSetup::ask_plan(Random& random) {
     limits_.has_attention |= group.is_cross == 0;
     limits_.has_window |= group.window != 0;
     limits_.has_chunk |= group.chunk != 0;
-    limits_.groups.push_back(
-        {group.page_size, group.window, group.chunk, group.is_cross != 0, false, false});
+    limits_.groups.push_back({group.page_size, group.window, group.chunk, group.is_cross != 0,
+                              false, false, group.keep_tokens});
   }
   for (size_t i = 0; i < layers_.naive().size(); ++i) {
     NaiveLayer& layer = layers_.naive()[i];
@@ -186,6 +186,11 @@ void RandomSetup::ask_plan(Random& random) {
     limits_.groups.at(group).has_mla |= layer.kind == KVC_LAYER_MLA;
     region_bytes_.at(static_cast<size_t>(layer_info.region)) =
         static_cast<int64_t>(layer_info.region_bytes);
+    if (layer_info.kept_group < 0) continue;
+    layer.kept_group = layer_info.kept_group;
+    const auto kept = static_cast<size_t>(layer.kept_group);
+    limits_.groups.at(kept).has_attention |= layer.kind == KVC_LAYER_ATTENTION;
+    limits_.groups.at(kept).has_mla |= layer.kind == KVC_LAYER_MLA;
   }
   kvc_plan_destroy(plan);
 }

@@ -54,6 +54,17 @@ class RandomSetup {
   int32_t global_layer(size_t local) const {
     return config_.layer_begin + static_cast<int32_t>(local);
   }
+  // The layer groups whose pages hold rows of the layer.
+  std::vector<int> groups_of(size_t local) const {
+    const NaiveLayer& layer = layers()[local];
+    const NaiveLayer& source =
+        layer.source < 0 ? layer : layers()[static_cast<size_t>(layer.source)];
+    std::vector<int> groups{source.group};
+    if (source.kept_group >= 0) groups.push_back(source.kept_group);
+    return groups;
+  }
+  // Sequences are given no window: rows of a layer would be dropped that no call shows.
+  bool refrains_from_windows() const { return layers_.turns_kept(); }
   int num_sections() const { return num_sections_; }  // rows of caller-given positions
   const ModelLimits& limits() const { return limits_; }
   // Pages of one sequence of the configuration's max_seq_len, by the plan.

@@ -187,7 +187,8 @@ void SwapRun::op_tree() {
   }
   note("tree of " + std::to_string(id));
   const kvc_status status = begin("kvc_forward_begin", batch, {nodes}, tokens, parents, {});
-  allow("kvc_forward_begin of a tree", status, {KVC_OK, KVC_E_NO_PAGES, KVC_E_NEVER_FITS});
+  allow("kvc_forward_begin of a tree", status,
+        {KVC_OK, KVC_E_NO_PAGES, KVC_E_NEVER_FITS, has_kept_ ? KVC_E_UNSUPPORTED : KVC_OK});
   if (status != KVC_OK) return;
   write_rows(batch, {chain});
   if (random_.chance(0.3)) swap_others();
@@ -263,7 +264,8 @@ void SwapRun::op_shift() {
   const kvc_status status = call_strong("kvc_seq_shift", [&](kvc_error* err) {
     return kvc_seq_shift(cache_, id, first, end, first - end, err);
   });
-  allow("kvc_seq_shift", status, {KVC_OK, KVC_E_OUT_OF_RANGE, KVC_E_NO_PAGES});
+  allow("kvc_seq_shift", status,
+        {KVC_OK, KVC_E_OUT_OF_RANGE, KVC_E_NO_PAGES, has_kept_ ? KVC_E_UNSUPPORTED : KVC_OK});
   if (status != KVC_OK || first == end) return;
   seq.keep_text(first);
   seq.chain.erase(seq.chain.begin() + first, seq.chain.begin() + end);

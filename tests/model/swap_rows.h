@@ -14,12 +14,12 @@ inline uint64_t mixed(uint64_t a, uint64_t b) {
   return (z ^ (z >> 31)) * 0x94D049BB133111EBull;
 }
 
-// Integers that every storage type holds exactly.
+// Integers that every storage type holds exactly, int8 with the scale 1 too.
 inline double element(uint64_t value, size_t layer, int64_t half, int64_t head, int64_t d) {
   const uint64_t place =
       ((layer * 2 + static_cast<uint64_t>(half)) * 64 + static_cast<uint64_t>(head)) * 64 +
       static_cast<uint64_t>(d);
-  return static_cast<double>(mixed(value, place) >> 57) + 1;
+  return static_cast<double>(mixed(value, place) >> 58) + 1;
 }
 
 inline bool keeps_rows(const kvc_layer& layer) {

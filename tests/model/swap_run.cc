@@ -59,6 +59,16 @@ void SwapRun::set_up() {
     layers_.push_back(layer);
   }
   random_.shuffle(layers_);
+  Random keep_random(seed_ + 1);
+  for (kvc_layer& layer : layers_) {
+    if (layer.kind != KVC_LAYER_ATTENTION && layer.kind != KVC_LAYER_MLA) continue;
+    if (!keep_random.chance(0.3)) continue;
+    layer.k_dtype = {kDLInt, 8, 1};
+    layer.quant = KVC_QUANT_PER_TENSOR;
+    layer.keep_tokens =
+        static_cast<int32_t>(keep_random.range(1, keep_random.chance(0.7) ? 5 : 20));
+    has_kept_ = true;
+  }
 
   kvc_config config{};
   (void)kvc_config_init(&config, sizeof config);
@@ -95,6 +105,7 @@ std::string SwapRun::describe() const {
     text += " " + std::to_string(layer.kind);
     if (layer.window != 0) text += " window " + std::to_string(layer.window);
     if (layer.chunk != 0) text += " chunk " + std::to_string(layer.chunk);
+    if (layer.keep_tokens != 0) text += " keep " + std::to_string(layer.keep_tokens);
   }
   text += is_indexed_ ? ", indexed" : "";
   text += ", " + std::to_string(num_host_pages_) + " host pages\n";

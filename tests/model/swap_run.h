@@ -131,6 +131,7 @@ class SwapRun {
   int64_t page_size_ = 4, num_host_pages_ = 0;
   size_t num_groups_ = 0;
   bool is_indexed_ = false, has_state_ = false, has_cross_ = false, has_chunk_ = false;
+  bool has_kept_ = false;      // A layer has keep_tokens.
   bool gives_tokens_ = false;  // the present forward
   bool injects_ = false;
   std::vector<kvc_layer> layers_;

@@ -27,7 +27,9 @@ std::vector<std::vector<kvc_layer>> layer_sets() {
           {attention_layer(), attention_layer(8)},
           {attention_layer(8), attention_layer(0, 6)},
           {mla_layer(), state_layer(states)},
-          {state_layer(states)}};
+          {state_layer(states)},
+          {kept_layer(3), attention_layer()},
+          {kept_layer(7), kept_layer(2, 8), kept_layer(40)}};
 }
 
 // Prompts are cut from one stream of tokens per family, so that they share blocks.

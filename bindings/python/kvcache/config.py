@@ -175,6 +175,7 @@ _LAYER_NUMBERS = (
     "source_layer",
     "latent_rank",
     "latent_rope_dim",
+    "keep_tokens",
 )
 
 
@@ -213,6 +214,8 @@ class Layer(_Keywords):
     v_scale: the same of V.
     v_quant: quantised storage of V apart from K, "none" included; None: as quant. v_dtype is then
         its type, and bfloat16 where that is None and V is not quantised.
+    keep_tokens: quantised "attention" and "mla" layers: so many leading tokens of a sequence, the
+        attention sinks, are kept in bfloat16; 0: none.
     """
 
     _example = "Layer(num_q_heads=8, num_kv_heads=2, k_dim=64)"
@@ -236,6 +239,7 @@ class Layer(_Keywords):
     k_scale: float = 0.0
     v_scale: float = 0.0
     v_quant: Quant | None = None
+    keep_tokens: int = 0
 
     def as_dict(self, name: str = "layer") -> dict[str, Any]:
         """In the words of the C interface; `name` is what messages call the layer."""

@@ -89,6 +89,8 @@ class GroupInfo:
     first_layer: number of its first layer in the slice; -1: none here.
     request_pages: its part of `PlanInfo.request_pages`.
     bytes_per_token: bytes of one token, its layers.
+    keep_tokens: kept rows (`Layer.keep_tokens`): its tables end after so many tokens; 0: they have
+        all.
     """
 
     num_layers: int
@@ -101,6 +103,7 @@ class GroupInfo:
     first_layer: int
     request_pages: int
     bytes_per_token: int
+    keep_tokens: int
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,8 @@ class LayerInfo:
     k_scale_bytes: bytes of K's scales in one page, behind V; 0: none.
     v_scale_bytes: bytes of V's scales in one page; 0: none.
     v_quant: quantised storage of V; "none": it is not quantised.
+    keep_tokens: leading tokens that are kept unquantised.
+    kept_group: page table of their rows; -1: keep_tokens is 0.
     """
 
     kind: str
@@ -165,6 +170,8 @@ class LayerInfo:
     k_scale_bytes: int
     v_scale_bytes: int
     v_quant: str
+    keep_tokens: int
+    kept_group: int
 
 
 def layer_info(given: dict[str, Any]) -> LayerInfo:

@@ -76,7 +76,7 @@
   F(kvc_layer, chunk) F(kvc_layer, source_layer) F(kvc_layer, latent_rank) \
   F(kvc_layer, latent_rope_dim) F(kvc_layer, flags) F(kvc_layer, states) F(kvc_layer, num_states) \
   F(kvc_layer, reserved) F(kvc_layer, k_scale) F(kvc_layer, v_scale) F(kvc_layer, v_quant) \
-  F(kvc_layer, reserved_2)
+  F(kvc_layer, keep_tokens)
 
 #define KVCPY_FIELDS_kvc_allocator(F) \
   F(kvc_allocator, struct_size) F(kvc_allocator, user) F(kvc_allocator, alloc) \
@@ -113,7 +113,8 @@
   F(kvc_group_info, struct_size) F(kvc_group_info, num_layers) F(kvc_group_info, is_cross) \
   F(kvc_group_info, window) F(kvc_group_info, chunk) F(kvc_group_info, page_bytes) \
   F(kvc_group_info, padding_bytes) F(kvc_group_info, page_size) F(kvc_group_info, first_layer) \
-  F(kvc_group_info, request_pages) F(kvc_group_info, bytes_per_token)
+  F(kvc_group_info, request_pages) F(kvc_group_info, bytes_per_token) \
+  F(kvc_group_info, keep_tokens)
 
 #define KVCPY_FIELDS_kvc_layer_info(F) \
   F(kvc_layer_info, struct_size) F(kvc_layer_info, kind) F(kvc_layer_info, group) \
@@ -126,7 +127,7 @@
   F(kvc_layer_info, region) F(kvc_layer_info, state_bytes) F(kvc_layer_info, region_bytes) \
   F(kvc_layer_info, region_offset) F(kvc_layer_info, quant) F(kvc_layer_info, page_size) \
   F(kvc_layer_info, k_scale_bytes) F(kvc_layer_info, v_scale_bytes) F(kvc_layer_info, v_quant) \
-  F(kvc_layer_info, reserved)
+  F(kvc_layer_info, keep_tokens) F(kvc_layer_info, kept_group) F(kvc_layer_info, reserved)
 
 #define KVCPY_FIELDS_kvc_stats(F) \
   F(kvc_stats, struct_size) F(kvc_stats, num_seqs) F(kvc_stats, total_length) \

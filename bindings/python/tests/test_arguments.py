@@ -346,7 +346,24 @@ def test_v_is_quantised_apart_from_k():
     assert kvcache.Layer._from_dict({**zeros_of_a_layer(), "v_quant": 2}).v_quant == "per_token_head"
 
 
+def test_the_first_tokens_are_kept_unquantised():
+    def plan(**fields):
+        return kvcache.Plan(
+            layers=[kvcache.Layer(num_kv_heads=2, k_dim=16, keep_tokens=4, **fields)], num_pages=4
+        )
+
+    kept = plan(dtype="int8", quant="per_token_head")
+    assert (kept.layer(0).keep_tokens, kept.layer(0).kept_group) == (4, 1)
+    assert (kept.group(0).keep_tokens, kept.group(1).keep_tokens) == (0, 4)
+    assert kept.group(1).page_size == 4 and kept.group(1).first_layer == 0
+    with pytest.raises(kvcache.InvalidArgument, match=r"keep_tokens = 4 with quant = NONE \(0\)"):
+        plan()
+    with pytest.raises(kvcache.OutOfRange, match="keep_tokens = -1"):
+        kvcache.Plan(layers=[kvcache.Layer(num_kv_heads=2, k_dim=16, keep_tokens=-1)])
+    assert kvcache.Layer._from_dict({**zeros_of_a_layer(), "keep_tokens": 4}).keep_tokens == 4
+
+
 def zeros_of_a_layer():
-    numbers = "kind num_q_heads num_kv_heads k_dim v_dim quant window chunk source_layer latent_rank latent_rope_dim flags"
+    numbers = "kind num_q_heads num_kv_heads k_dim v_dim quant window chunk source_layer latent_rank latent_rope_dim flags v_quant keep_tokens"
     scales = {"k_scale": 0.0, "v_scale": 0.0}
     return {**dict.fromkeys(numbers.split(), 0), **scales, "k_dtype": (0, 0, 0), "v_dtype": (0, 0, 0)}

@@ -12,7 +12,7 @@ namespace {
 int64_t first_kept(const Sequence& sequence, const Spec& spec) {
   int64_t first = INT64_MAX;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (!spec.groups[group].is_cross) first = std::min(first, sequence.tables[group].kept_begin);
+    if (spec.groups[group].may_drop()) first = std::min(first, sequence.tables[group].kept_begin);
   }
   return first;
 }

@@ -110,7 +110,8 @@ int64_t CpuEngine::host_bytes() const {
   int64_t bytes = static_cast<int64_t>(sizeof *this) + cos_sin_.host_bytes() +
                   recurrent_.host_bytes() + runner_.host_bytes() + kvc::host_bytes(cached_) +
                   kvc::host_bytes(identity_slots_) + new_k_.host_bytes() + new_v_.host_bytes() +
-                  kvc::host_bytes(candidates_) + kvc::host_bytes(prefixes_);
+                  kept_k_.host_bytes() + kept_v_.host_bytes() + kvc::host_bytes(candidates_) +
+                  kvc::host_bytes(prefixes_);
   for (const std::unique_ptr<CachedBatch>& cached : cached_)
     bytes += static_cast<int64_t>(sizeof(CachedBatch)) + cached->host_bytes();
   for (const CommonPrefix& prefix : prefixes_) bytes += kvc::host_bytes(prefix.sequences);
@@ -147,15 +148,26 @@ void CpuEngine::close(Forward& forward, bool aborted) {
 void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
                        const TokenRows& v) {
   const LayerSpec& layer = spec_->layers[local_layer];
-  AppendParams params = append_params(*spec_, layer, k, v, HostTables{cos_sin_, forward});
-  params.k_pages = pool_->k_rows(local_layer);
-  params.v_pages = pool_->v_rows(local_layer);
-  params.slots = forward.slots(layer.group);
   const Batch& batch = forward.batch();
-  const uint64_t saturated =
-      run_append(device_->kernels(), device_->executor(), params,
-                 layer.kind == KVC_LAYER_CROSS ? batch.num_cross_rows() : batch.num_rows());
-  values_saturated_.fetch_add(saturated, std::memory_order_relaxed);
+  const auto store = [&](int32_t local) {
+    AppendParams params =
+        append_params(*spec_, spec_->layers[local], k, v, HostTables{cos_sin_, forward});
+    params.k_pages = pool_->k_rows(local);
+    params.v_pages = pool_->v_rows(local);
+    params.slots = forward.slots(spec_->layers[local].group);
+    const uint64_t saturated =
+        run_append(device_->kernels(), device_->executor(), params,
+                   layer.kind == KVC_LAYER_CROSS ? batch.num_cross_rows() : batch.num_rows());
+    values_saturated_.fetch_add(saturated, std::memory_order_relaxed);
+  };
+  store(local_layer);
+  // Most forwards add nothing to what is kept.
+  const auto adds_kept = [&](const BatchEntry& entry) {
+    return entry.old_stored(false) < layer.keep_tokens;
+  };
+  if (layer.kept_rows >= 0 &&
+      std::any_of(batch.entries().begin(), batch.entries().end(), adds_kept))
+    store(layer.kept_rows);
   forward.written().mark_appended(local_layer);
 }
 
@@ -252,22 +264,29 @@ const CpuEngine::CachedBatch::List& CpuEngine::work_list(Forward& forward, Cache
 // The new keys as if they had been appended. K and V of MLA's ragged form are no rows of the pool:
 // where latents are quantised, bfloat16 has them.
 void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
-                               AttnParams* params) {
+                               AttnParams* params, AttnParams* kept) {
   LayerSpec layer = call.layer;
   if (call.is_mla_self && layer.is_quantised()) {
     layer.k_quant = layer.v_quant = KVC_QUANT_NONE;
     layer.k_scale = layer.v_scale = 1;
     layer.k_dtype = layer.v_dtype = kernels::DType::kBF16;
   }
+  stage_rows(forward, layer, tensors, new_k_, new_v_, params);
+  if (kept != nullptr)
+    stage_rows(forward, kept_rows_of(call.layer), tensors, kept_k_, kept_v_, kept);
+}
+
+void CpuEngine::stage_rows(Forward& forward, const LayerSpec& layer, const AttnTensors& tensors,
+                           AlignedBuffer& new_k, AlignedBuffer& new_v, AttnParams* params) {
   const int64_t rows = forward.batch().num_rows();
   const NewKeyBytes bytes = new_key_bytes(layer);
   const bool has_v = tensors.v.base != nullptr;
-  new_k_.ensure(static_cast<size_t>(bytes.k_bytes(rows)));
-  if (has_v) new_v_.ensure(static_cast<size_t>(bytes.v_bytes(rows)));
+  new_k.ensure(static_cast<size_t>(bytes.k_bytes(rows)));
+  if (has_v) new_v.ensure(static_cast<size_t>(bytes.v_bytes(rows)));
   identity_slots_.reserve(rows);
   for (auto slot = static_cast<int64_t>(identity_slots_.size()); slot < rows; ++slot)
     identity_slots_.push_back(slot);
-  place_new_keys(layer, rows, new_k_.data(), has_v ? new_v_.data() : nullptr, params);
+  place_new_keys(layer, rows, new_k.data(), has_v ? new_v.data() : nullptr, params);
   const AppendParams append =
       append_params(*spec_, layer, tensors.k, tensors.v, HostTables{cos_sin_, forward});
   run_append(device_->kernels(), device_->executor(),
@@ -280,6 +299,9 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
   const LayerSpec& source = spec_->layers[layer.source];
   KeySelection wanted = key_selection(*spec_, call, options);
   wanted.has_leads = layer.rope >= 0 && wanted.rope < 0 && cos_sin_.has_leads(forward);
+  const bool reads_kept =
+      source.kept_rows >= 0 && call.scope != KeyScope::kCross && !call.is_mla_self;
+  if (reads_kept) wanted.kept_group = spec_->layers[source.kept_rows].group;
   CachedBatch& cached = batch_of(forward, wanted, options.spans.empty() ? nullptr : &options.spans);
   const bool may_cascade =
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
@@ -287,11 +309,17 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
                                   is_causal(call.scope), options, tensors);
   set_rotations(*spec_, call, cached.set.has_two_q_rotations(), HostTables{cos_sin_, forward},
                 &params);
+  AttnParams kept = params;
   if (call.scope == KeyScope::kNew) {
-    stage_new_keys(forward, call, tensors, &params);
+    stage_new_keys(forward, call, tensors, &params, reads_kept ? &kept : nullptr);
   } else {
     params.k = pool_->k_rows(layer.source);
     params.v = pool_->v_rows(layer.source);
+    if (reads_kept) {
+      kept.k = pool_->k_rows(source.kept_rows);
+      kept.v = pool_->v_rows(source.kept_rows);
+      kept.page_size = spec_->layer_page_size(source.kept_rows);
+    }
   }
   const WorkShape shape =
       work_shape(device_->kernels(), params, options.tiles_only, device_->executor().concurrency());
@@ -299,10 +327,12 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
   const WorkList& list = planned.list;
   params.sequences =
       planned.sequences.empty() ? cached.set.sequences().data() : planned.sequences.data();
-  runner_.secure(list, params);
+  kept.sequences = cached.set.kept_sequences().data();
+  const AttnParams* const kept_params = reads_kept ? &kept : nullptr;
+  runner_.secure(list, params, kept_params);
   if (call.scope != KeyScope::kNew && tensors.k.base != nullptr)
     append(forward, layer.source, tensors.k, tensors.v);
-  runner_.run(list, params);
+  runner_.run(list, params, kept_params);
   if (!planned.sequences.empty())
     num_cascades_.fetch_add(planned.shared.prefixes().size(), std::memory_order_relaxed);
 }

@@ -132,8 +132,11 @@ class CpuEngine final : public Engine {
   // reading those together pays.
   void share_prefixes(Forward& forward, const CachedBatch& cached, const LayerSpec& layer,
                       const WorkShape& shape, CachedBatch::List& list);
+  // `kept`: null where no kept rows are read.
   void stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
-                      kernels::AttnParams* params);
+                      kernels::AttnParams* params, kernels::AttnParams* kept);
+  void stage_rows(Forward& forward, const LayerSpec& layer, const AttnTensors& tensors,
+                  AlignedBuffer& new_k, AlignedBuffer& new_v, kernels::AttnParams* params);
 
   const Spec* spec_;
   const PagePool* pool_;
@@ -143,7 +146,7 @@ class CpuEngine final : public Engine {
   ItemRunner runner_;
   std::vector<std::unique_ptr<CachedBatch>> cached_;
   std::vector<int64_t> identity_slots_;  // 0, 1, 2, ...
-  AlignedBuffer new_k_, new_v_;
+  AlignedBuffer new_k_, new_v_, kept_k_, kept_v_;
   std::vector<PrefixCandidate> candidates_;
   std::vector<CommonPrefix> prefixes_;
   // Read by kvc_stats beside an attention or an append.

@@ -69,7 +69,7 @@ class EngineBounds {
   // One SequenceSet.
   double table_bytes() const {
     constexpr double kPerRow = 2 * sizeof(int32_t) + sizeof(uint64_t);  // Visible keys and a mask.
-    return 512 + records<kernels::AttnSequence>(bounds_.sequences) +
+    return 512 + records<kernels::AttnSequence>((has_kept_ ? 2 : 1) * bounds_.sequences) +
            kGrowth * bounds_.rows * kPerRow +
            kGrowth * bounds_.sequences * (sizeof(int32_t) + 2 * sizeof(int64_t)) +
            records<int32_t>(bounds_.keys + bounds_.rows);  // Positions of keys.
@@ -77,7 +77,12 @@ class EngineBounds {
 
   void add_layer(const LayerSpec& layer) {
     const LayerSpec& source = spec_.layers[layer.source];
-    selections_.insert({source.group, spec_.rotates_on_read(layer.rope) ? layer.rope : -1});
+    const int32_t kept = source.kept_rows < 0 ? -1 : spec_.layers[source.kept_rows].group;
+    has_kept_ |= kept >= 0;
+    // Kept rows are read by the calls of their layer. The ragged form of MLA reads none.
+    const int32_t rope = spec_.rotates_on_read(layer.rope) ? layer.rope : -1;
+    if (!layer.is_kept_rows()) selections_.insert({source.group, rope, kept});
+    if (kept >= 0 && layer.self_k_dim != 0) selections_.insert({source.group, rope, -1});
     add_shape(layer, layer.num_q_heads, layer.num_kv_heads, layer.k_dim, layer.v_dim);
     // The ragged form of MLA has K and V per head.
     if (layer.self_k_dim != 0)
@@ -112,7 +117,9 @@ class EngineBounds {
     const double chunks =
         bounds_.keys / static_cast<double>(split_keys(shape)) + kMoreChunks * bounds_.sequences;
     const double tiles = rows / tile_rows + bounds_.sequences;
-    const double items = (2 * tiles + chunks) * kv_heads;
+    // Kept rows are one more item, of tiles and of decode.
+    const double kept = shaped.keep_tokens != 0 ? 1 : 0;
+    const double items = ((2 + kept) * tiles + chunks + 2 * kept * bounds_.sequences) * kv_heads;
     const double groups = (tiles + bounds_.sequences) * kv_heads;
     list_bytes_ = std::max(list_bytes_, 512 + records<kernels::AttnItem>(items) +
                                             records<kernels::AttnMergeGroup>(groups) +
@@ -120,13 +127,14 @@ class EngineBounds {
                                             records<kernels::AttnSequence>(bounds_.sequences));
     finished_ = std::max(finished_, records<std::atomic<int32_t>>(groups));
     // Rows with their chunks: so many rows have all chunks of their sequence each.
-    const double row_chunks = std::min(decode_rows, rows) * chunks +
-                              (spec_.has_rope_mode(KVC_ROPE_ON_READ) ? 2 * rows : 0);
+    const double row_chunks =
+        std::min(decode_rows, rows) * (chunks + 2 * kept * bounds_.sequences) +
+        (spec_.has_rope_mode(KVC_ROPE_ON_READ) ? (2 + kept) * rows : 2 * kept * rows);
     partials_ = std::max(partials_, static_cast<double>(sizeof(float)) *
                                         (row_chunks * q_heads * (2 + v_dim) + 16 * items));
     const double row_bytes = static_cast<double>(sizeof(float)) * kv_heads;
-    new_rows_ = std::max(
-        new_rows_, buffer(rows * row_bytes * (1 + k_dim)) + buffer(rows * row_bytes * (1 + v_dim)));
+    new_rows_ = std::max(new_rows_, (1 + kept) * (buffer(rows * row_bytes * (1 + k_dim)) +
+                                                  buffer(rows * row_bytes * (1 + v_dim))));
   }
 
   // A state of three dimensions may be one of kvc_attn_linear, of two one of kvc_state_conv.
@@ -172,7 +180,9 @@ class EngineBounds {
   const Spec& spec_;
   const ForwardBounds& bounds_;
   const kernels::cpu::KernelTable* kernels_;
-  std::set<std::tuple<int32_t, int32_t>> selections_;  // Layer group, RoPE on read.
+  // Layer group, RoPE on read, layer group of the kept rows.
+  std::set<std::tuple<int32_t, int32_t, int32_t>> selections_;
+  bool has_kept_ = false;
   std::set<std::tuple<int32_t, int32_t, int32_t, int32_t>> shapes_;
   double list_bytes_ = 0;
   double scratch_ = 0, state_scratch_ = 0;  // One worker's.

@@ -139,7 +139,8 @@ class Planner {
                            .row_end = row_end,
                            .key_begin = keys.begin,
                            .key_end = keys.end,
-                           .partial = partial});
+                           .partial = partial,
+                           .kept_part = keys.kept_part ? 1 : 0});
   }
 
   void sort_tiles() {
@@ -171,8 +172,7 @@ class Planner {
     // Where prefixes are shared they are most of the work.
     if (!prefixes_.empty()) splits = 0;
     for (const SharedPrefix& prefix : prefixes_) {
-      splits += ceil_div(prefix.key_end - prefix.key_begin, kPrefixKeys) *
-                ceil_div(sequences_[prefix.sequence].num_rows, tile_tokens());
+      splits += num_chunks(prefix) * ceil_div(sequences_[prefix.sequence].num_rows, tile_tokens());
     }
     const int64_t head_bytes =
         most_rows * shape_.group_size() * shape_.v_dim * static_cast<int64_t>(sizeof(float));
@@ -222,12 +222,21 @@ class Planner {
 
   // ---- Shared prefixes ----
 
+  // Kept rows are the members' own.
+  int64_t begin_of(const SharedPrefix& prefix) const {
+    const int64_t kept_end = sequences_[prefix.members.front().sequence].kept_end;
+    return std::min(std::max(prefix.key_begin, kept_end), prefix.key_end);
+  }
+  int64_t num_chunks(const SharedPrefix& prefix) const {
+    return ceil_div(prefix.key_end - begin_of(prefix), kPrefixKeys);
+  }
+
   // Members are numbered so that those of every prefix, and of its row cuts, follow each other.
   void enter_members() {
     sharing_.resize(num_sequences_);
     for (const SharedPrefix& prefix : prefixes_) {
       sharing_[prefix.sequence].shared_entry = true;
-      const int64_t chunks = ceil_div(prefix.key_end - prefix.key_begin, kPrefixKeys);
+      const int64_t chunks = num_chunks(prefix);
       for (const SharedPrefix::Member& member : prefix.members) {
         Sharing& sharing = sharing_[member.sequence];
         if (sharing.member < 0) sharing.member = num_members_++;
@@ -263,7 +272,7 @@ class Planner {
 
   void add_prefix(const SharedPrefix& prefix, std::vector<int32_t>* filled) {
     const auto num_members = prefix.members.size();
-    for (int64_t key = prefix.key_begin; key < prefix.key_end;) {
+    for (int64_t key = begin_of(prefix); key < prefix.key_end;) {
       const int64_t key_end = std::min(key + kPrefixKeys, prefix.key_end);
       for (size_t first = 0, next = 0; first < num_members; first = next) {
         const int64_t row = prefix.members[first].first_row;
@@ -361,12 +370,15 @@ ItemRunner::ItemRunner(const kernels::cpu::KernelTable* kernels, Executor* execu
       executor_(executor),
       scratch_(static_cast<size_t>(executor->concurrency())) {}
 
-void ItemRunner::secure(const WorkList& list, const AttnParams& params) {
+void ItemRunner::secure(const WorkList& list, const AttnParams& params, const AttnParams* kept) {
   size_t bytes = 0;
-  if (list.num_tile_items > 0)
-    bytes = kernels_->attn_tile_scratch_bytes(params, list.max_tile_rows);
-  if (list.max_decode_rows > 0)
-    bytes = std::max(bytes, kernels_->attn_decode_scratch_bytes(params, list.max_decode_rows));
+  for (const AttnParams* of : {&params, kept}) {
+    if (of == nullptr) continue;
+    if (list.num_tile_items > 0)
+      bytes = std::max(bytes, kernels_->attn_tile_scratch_bytes(*of, list.max_tile_rows));
+    if (list.max_decode_rows > 0)
+      bytes = std::max(bytes, kernels_->attn_decode_scratch_bytes(*of, list.max_decode_rows));
+  }
   for (AlignedBuffer& scratch : scratch_) scratch.ensure(bytes);
   partials_.ensure(static_cast<size_t>(list.partial_floats) * sizeof(float));
   if (list.groups.size() > finished_capacity_) {
@@ -376,14 +388,15 @@ void ItemRunner::secure(const WorkList& list, const AttnParams& params) {
   }
 }
 
-void ItemRunner::run_item(const WorkList& list, const AttnParams& params, int64_t index,
-                          int32_t worker) {
+void ItemRunner::run_item(const WorkList& list, const AttnParams& params, const AttnParams& kept,
+                          int64_t index, int32_t worker) {
   const AttnItem& item = list.items[index];
+  const AttnParams& read = item.kept_part != 0 ? kept : params;
   std::byte* scratch = scratch_[worker].data();
   if (index < list.num_tile_items) {
-    kernels_->attn_tile(params, item, scratch);
+    kernels_->attn_tile(read, item, scratch);
   } else {
-    kernels_->attn_decode(params, item, scratch);
+    kernels_->attn_decode(read, item, scratch);
   }
   if (item.merge_group < 0) return;
   // The last split of a group to finish merges all of them, in index order: who that is does not
@@ -396,18 +409,23 @@ void ItemRunner::run_item(const WorkList& list, const AttnParams& params, int64_
   }
 }
 
-void ItemRunner::run(const WorkList& list, const AttnParams& params) noexcept {
+void ItemRunner::run(const WorkList& list, const AttnParams& params,
+                     const AttnParams* kept) noexcept {
   for (size_t group = 0; group < list.groups.size(); ++group)
     finished_[group].store(0, std::memory_order_relaxed);
   AttnParams own = params;
   own.partials = reinterpret_cast<float*>(partials_.data());
   own.split_offsets = list.split_offsets.data();
+  AttnParams own_kept = kept != nullptr ? *kept : params;
+  own_kept.partials = own.partials;
+  own_kept.split_offsets = own.split_offsets;
   const auto num_items = static_cast<int64_t>(list.items.size());
   if (list.seconds < kWorthThreads) {
-    for (int64_t index = 0; index < num_items; ++index) run_item(list, own, index, 0);
+    for (int64_t index = 0; index < num_items; ++index) run_item(list, own, own_kept, index, 0);
   } else {
-    executor_->run(num_items,
-                   [&](int64_t index, int32_t worker) { run_item(list, own, index, worker); });
+    executor_->run(num_items, [&](int64_t index, int32_t worker) {
+      run_item(list, own, own_kept, index, worker);
+    });
   }
 }
 

@@ -98,17 +98,20 @@ class ItemRunner {
 
   // Everything that run() with the same arguments needs. Throws std::bad_alloc; call it before
   // anything is written.
-  void secure(const WorkList& list, const kernels::AttnParams& params);
-  // Workspace (partials, split_offsets) is this object's, whatever `params` says.
-  void run(const WorkList& list, const kernels::AttnParams& params) noexcept;
+  void secure(const WorkList& list, const kernels::AttnParams& params,
+              const kernels::AttnParams* kept = nullptr);
+  // Workspace (partials, split_offsets) is this object's, whatever `params` says. `kept`: the same
+  // call with the kept rows for K and V, for items with kept_part; null: there are none.
+  void run(const WorkList& list, const kernels::AttnParams& params,
+           const kernels::AttnParams* kept = nullptr) noexcept;
   int64_t host_bytes() const {
     return buffer_bytes(scratch_) + partials_.host_bytes() +
            static_cast<int64_t>(finished_capacity_ * sizeof(std::atomic<int32_t>));
   }
 
  private:
-  void run_item(const WorkList& list, const kernels::AttnParams& params, int64_t index,
-                int32_t worker);
+  void run_item(const WorkList& list, const kernels::AttnParams& params,
+                const kernels::AttnParams& kept, int64_t index, int32_t worker);
 
   const kernels::cpu::KernelTable* kernels_;
   Executor* executor_;

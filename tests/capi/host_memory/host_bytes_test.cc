@@ -350,6 +350,7 @@ TEST(HostBytes, OfAFullCacheAreWithinItsPlan) {
       {"windows", {windowed, plain}},
       {"windows alone", {windowed}},
       {"latents", {mla_layer(), mla_layer()}},
+      {"kept", {kept_layer(5), kept_layer(40, 40)}},
       {"states", {state_layer(specs), plain}}};
   for (const auto& [name, layers] : models) {
     for (const int32_t page_size : {1, 16, 48}) {

@@ -19,7 +19,7 @@ ROPE = (
 ).split()
 LAYER = (
     "kind num_q_heads num_kv_heads k_dim v_dim window chunk source_layer latent_rank "
-    "latent_rope_dim v_is_k quant k_scale v_scale"
+    "latent_rope_dim v_is_k quant k_scale v_scale keep_tokens"
 ).split()
 DTYPES = {"i8": "int8", **FLOAT8}  # others have their names here too
 CONFIG = (

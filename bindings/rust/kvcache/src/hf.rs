@@ -91,6 +91,7 @@ unsafe fn layer(raw: &sys::kvc_layer) -> Option<Layer> {
         states: states.collect(),
         k_scale: raw.k_scale,
         v_scale: raw.v_scale,
+        keep_tokens: raw.keep_tokens,
         v_quant: match raw.v_quant {
             sys::KVC_QUANT_NONE => None,
             sys::KVC_QUANT_OFF => Some(Quant::None),

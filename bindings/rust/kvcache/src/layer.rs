@@ -191,6 +191,9 @@ pub struct Layer {
     pub v_scale: f32,
     /// Quantised storage of V apart from K; `None`: that of K. `Some(Quant::None)`: V is not quantised.
     pub v_quant: Option<Quant>,
+    /// Quantised attention and MLA layers: so many leading tokens of a sequence, the attention sinks, are kept in
+    /// bfloat16.
+    pub keep_tokens: i32,
 }
 
 impl Layer {
@@ -215,6 +218,7 @@ impl Layer {
             k_scale: 0.0,
             v_scale: 0.0,
             v_quant: None,
+            keep_tokens: 0,
         }
     }
 
@@ -288,6 +292,9 @@ impl Layer {
         v_scale: f32,
         /// Quantised storage of V apart from K; `None`: that of K. `Some(Quant::None)`: V is not quantised.
         v_quant: Option<Quant>,
+        /// Quantised attention and MLA layers: so many leading tokens of a sequence, the attention sinks, are kept in
+        /// bfloat16.
+        keep_tokens: i32,
     }
 }
 

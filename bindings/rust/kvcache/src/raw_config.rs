@@ -127,6 +127,7 @@ fn raw_layer(layer: &Layer, parts: &LayerParts) -> sys::kvc_layer {
         num_states: parts.states.len() as i32,
         k_scale: layer.k_scale,
         v_scale: layer.v_scale,
+        keep_tokens: layer.keep_tokens,
         v_quant: match layer.v_quant {
             None => sys::KVC_QUANT_NONE,
             Some(Quant::None) => sys::KVC_QUANT_OFF,

@@ -315,6 +315,17 @@ fn v_is_quantised_apart_from_k() {
 }
 
 #[test]
+fn the_first_tokens_are_kept_unquantised() {
+    let quantised = Layer::attention(2, 2, 16).dtype(DType::I8).quant(Quant::PerTokenHead);
+    let plan = Plan::new(&Config::new(vec![quantised.keep_tokens(4)]).num_pages(4)).unwrap();
+    let layer = plan.layer(0).unwrap();
+    assert_eq!((layer.keep_tokens, layer.kept_group), (4, 1));
+    assert_eq!((plan.group(0).unwrap().keep_tokens, plan.group(1).unwrap().keep_tokens), (0, 4));
+    let error = Plan::new(&Config::new(vec![Layer::attention(2, 2, 16).keep_tokens(4)])).unwrap_err();
+    assert!(error.message().contains("layers[0].keep_tokens = 4 with quant = NONE (0)"), "{error}");
+}
+
+#[test]
 fn bad_configurations_name_the_field() {
     let refused = |config: &Config| Plan::new(config).unwrap_err();
     let scaled = Layer::attention(2, 2, 4).dtype(DType::I8).quant(Quant::PerTensor);

@@ -451,7 +451,22 @@ enum kvc_layer_flag {
  * PER_TOKEN_HEAD: scale = largest |value| of the row / largest element, at least 2^-126. A row with
  * a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be.
  *
- * kvc_layer.quant says it of K and V, kvc_layer.v_quant of V apart. */
+ * kvc_layer.quant says it of K and V, kvc_layer.v_quant of V apart.
+ *
+ * kvc_layer.keep_tokens: attention sinks, the first few tokens, lose most where they are quantised.
+ * The first N tokens of a sequence are then stored twice: as all others are, and as bfloat16. The
+ * second is what attention, gathers and kvc_debug_get read.
+ *
+ *   a half with NONE   It is kept in its own type.
+ *   memory             One page per sequence more, or a few where N tokens of all such layers do
+ *                      not fit in one. Plans count them.
+ *   windows            They drop none of the N tokens. A window of the sequence with sink tokens
+ *                      has these unquantised.
+ *   served by          OWNED storage on the CPU. NONE plans it and keeps its page tables;
+ *                      kvc_cache_create refuses BORROWED and CUDA.
+ *   the host's pages   kvc_export_pool, kvc_pages_export and kvc_pages_import answer
+ *                      KVC_E_UNSUPPORTED on such a layer, because they would leave these rows out.
+ *                      Files, swaps and kvc_pages_copy take them along. */
 typedef int32_t kvc_quant;
 enum kvc_quant_value KVC_INT32_ENUM {
   KVC_QUANT_NONE = 0,
@@ -611,7 +626,9 @@ typedef struct kvc_layer {
   /* V apart from K: its kind of quantisation, OFF for none. With quant NONE V alone is quantised.
    * 0: as quant. SHARED: 0 or the source's. MLA and K = V layers: 0 or quant. */
   kvc_quant v_quant;
-  int32_t reserved_2;      /* 0 */
+  int32_t keep_tokens;     /* Quantised ATTENTION and MLA layers: so many leading tokens of a
+                              sequence are kept unquantised, see kvc_quant. 0: none. SHARED: 0 or
+                              the source's. */
 } kvc_layer;
 
 typedef int32_t kvc_storage;
@@ -883,7 +900,10 @@ KVC_API kvc_status kvc_plan_info_get(const kvc_plan *plan, kvc_plan_info *out,
  * All groups take their pages from one pool. Every page has room for the layers of any group, which
  * lie one behind the other in it. Narrow groups have more tokens per page, and long kinds are cut
  * into several groups, whichever wastes less. Groups are ordered as the kinds first appear among
- * the layers. */
+ * the layers.
+ *
+ * Kept rows (kvc_layer.keep_tokens) have groups of their own behind these, with page_size a divisor
+ * of kvc_config.page_size. num_layers and first_layer then count the layers whose rows they are. */
 typedef struct kvc_group_info {
   size_t struct_size;
   int32_t num_layers;
@@ -896,6 +916,8 @@ typedef struct kvc_group_info {
   int32_t first_layer;      /* Global id of its first layer in the slice; -1: none here. */
   int64_t request_pages;    /* Its part of kvc_plan_info.request_pages. */
   uint64_t bytes_per_token; /* One token in its layers. */
+  int64_t keep_tokens;      /* Kept rows (kvc_layer.keep_tokens): its tables end after so many
+                               tokens. 0: they have all. */
 } kvc_group_info;
 
 /* Reports a layer group.
@@ -931,14 +953,16 @@ typedef struct kvc_layer_info {
   uint64_t k_scale_bytes;   /* Scales of K in one page, behind V; 0: none. */
   uint64_t v_scale_bytes;
   kvc_quant v_quant;        /* Of V; NONE: it is not quantised. */
+  int32_t keep_tokens;      /* Leading tokens that are kept unquantised. */
+  int32_t kept_group;       /* Page table of their rows; -1: keep_tokens is 0. */
   int32_t reserved;
 } kvc_layer_info;
 
 /* Reports a layer as planned, defaults filled in.
  *
- * `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, page_size,
- * region and dims are the source's; bytes that it keeps itself are 0. MLA: k_page_bytes is the
- * latents', num_kv_heads 1, v_page_bytes 0. K = V layers: v_page_bytes 0.
+ * `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, kept_group,
+ * page_size, region and dims are the source's; bytes that it keeps itself are 0. MLA: k_page_bytes
+ * is the latents', num_kv_heads 1, v_page_bytes 0. K = V layers: v_page_bytes 0.
  *
  * Misuse:    KVC_E_OUT_OF_RANGE  No such layer here.
  * Threading: any. Device: host only. */
@@ -1319,6 +1343,8 @@ KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n,
  *                                   sequence or a layer has a window or chunk.
  *                                 - It would move K that is rotated ON_APPEND and stored in 4
  *                                   bits, or on CUDA quantised.
+ *                                 - It would move a token to one of the first
+ *                                   kvc_layer.keep_tokens places from behind them.
  * Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
  *                                 negative, stop ascending, or exceed int32.
  *            KVC_E_NOT_FOUND      No such sequence.

@@ -225,9 +225,9 @@ extern "C" {
     /// Reports a layer as planned, defaults filled in.
     ///
     /// ```text
-    /// `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, page_size,
-    /// region and dims are the source's; bytes that it keeps itself are 0. MLA: k_page_bytes is the
-    /// latents', num_kv_heads 1, v_page_bytes 0. K = V layers: v_page_bytes 0.
+    /// `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, kept_group,
+    /// page_size, region and dims are the source's; bytes that it keeps itself are 0. MLA: k_page_bytes
+    /// is the latents', num_kv_heads 1, v_page_bytes 0. K = V layers: v_page_bytes 0.
     ///
     /// Misuse:    KVC_E_OUT_OF_RANGE  No such layer here.
     /// Threading: any. Device: host only.
@@ -612,6 +612,8 @@ extern "C" {
     ///                                   sequence or a layer has a window or chunk.
     ///                                 - It would move K that is rotated ON_APPEND and stored in 4
     ///                                   bits, or on CUDA quantised.
+    ///                                 - It would move a token to one of the first
+    ///                                   kvc_layer.keep_tokens places from behind them.
     /// Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
     ///                                 negative, stop ascending, or exceed int32.
     ///            KVC_E_NOT_FOUND      No such sequence.

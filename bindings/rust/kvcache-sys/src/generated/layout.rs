@@ -29,7 +29,7 @@ layouts! {
         quant @ 28, k_dtype @ 32, v_dtype @ 36, rope @ 40, window @ 48, chunk @ 56,
         source_layer @ 64, latent_rank @ 68, latent_rope_dim @ 72, flags @ 76, states @ 80,
         num_states @ 88, reserved @ 92, k_scale @ 96, v_scale @ 100, v_quant @ 104,
-        reserved_2 @ 108,
+        keep_tokens @ 108,
     }
     kvc_allocator = 32 {
         struct_size @ 0, user @ 8, alloc @ 16, free @ 24,
@@ -54,18 +54,19 @@ layouts! {
         forwards_in_flight @ 108, num_host_pages @ 112, request_pages @ 120, concurrency @ 128,
         waste @ 136, cos_sin_bytes_per_token @ 144, host_bytes @ 152,
     }
-    kvc_group_info = 72 {
+    kvc_group_info = 80 {
         struct_size @ 0, num_layers @ 8, is_cross @ 12, window @ 16, chunk @ 24, page_bytes @ 32,
         padding_bytes @ 40, page_size @ 48, first_layer @ 52, request_pages @ 56,
-        bytes_per_token @ 64,
+        bytes_per_token @ 64, keep_tokens @ 72,
     }
-    kvc_layer_info = 168 {
+    kvc_layer_info = 176 {
         struct_size @ 0, kind @ 8, group @ 12, num_q_heads @ 16, num_kv_heads @ 20, k_dim @ 24,
         v_dim @ 28, k_dtype @ 32, v_dtype @ 36, page_bytes @ 40, k_page_bytes @ 48,
         v_page_bytes @ 56, bytes_per_token @ 64, window @ 72, chunk @ 80, source_layer @ 88,
         latent_rank @ 92, latent_rope_dim @ 96, flags @ 100, num_states @ 104, region @ 108,
         state_bytes @ 112, region_bytes @ 120, region_offset @ 128, quant @ 136, page_size @ 140,
-        k_scale_bytes @ 144, v_scale_bytes @ 152, v_quant @ 160, reserved @ 164,
+        k_scale_bytes @ 144, v_scale_bytes @ 152, v_quant @ 160, keep_tokens @ 164,
+        kept_group @ 168, reserved @ 172,
     }
     kvc_stats = 1168 {
         struct_size @ 0, num_seqs @ 8, total_length @ 16, pages_total @ 24, pages_available @ 32,

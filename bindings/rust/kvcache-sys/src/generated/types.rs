@@ -245,6 +245,21 @@ kinds! {
     /// a NaN or an infinity is NaN as a whole when it is read; on CUDA only that element may be.
     ///
     /// kvc_layer.quant says it of K and V, kvc_layer.v_quant of V apart.
+    ///
+    /// kvc_layer.keep_tokens: attention sinks, the first few tokens, lose most where they are quantised.
+    /// The first N tokens of a sequence are then stored twice: as all others are, and as bfloat16. The
+    /// second is what attention, gathers and kvc_debug_get read.
+    ///
+    ///   a half with NONE   It is kept in its own type.
+    ///   memory             One page per sequence more, or a few where N tokens of all such layers do
+    ///                      not fit in one. Plans count them.
+    ///   windows            They drop none of the N tokens. A window of the sequence with sink tokens
+    ///                      has these unquantised.
+    ///   served by          OWNED storage on the CPU. NONE plans it and keeps its page tables;
+    ///                      kvc_cache_create refuses BORROWED and CUDA.
+    ///   the host's pages   kvc_export_pool, kvc_pages_export and kvc_pages_import answer
+    ///                      KVC_E_UNSUPPORTED on such a layer, because they would leave these rows out.
+    ///                      Files, swaps and kvc_pages_copy take them along.
     /// ```
     kvc_quant: i32 {
         KVC_QUANT_NONE = 0,
@@ -465,8 +480,9 @@ pub struct kvc_layer {
     /// V apart from K: its kind of quantisation, OFF for none. With quant NONE V alone is
     /// quantised. 0: as quant. SHARED: 0 or the source's. MLA and K = V layers: 0 or quant.
     pub v_quant: kvc_quant,
-    /// \0.
-    pub reserved_2: i32,
+    /// Quantised ATTENTION and MLA layers: so many leading tokens of a sequence are kept
+    /// unquantised, see kvc_quant. 0: none. SHARED: 0 or the source's.
+    pub keep_tokens: i32,
 }
 
 kinds! {
@@ -719,6 +735,9 @@ pub struct kvc_plan_info {
 /// lie one behind the other in it. Narrow groups have more tokens per page, and long kinds are cut
 /// into several groups, whichever wastes less. Groups are ordered as the kinds first appear among
 /// the layers.
+///
+/// Kept rows (kvc_layer.keep_tokens) have groups of their own behind these, with page_size a divisor
+/// of kvc_config.page_size. num_layers and first_layer then count the layers whose rows they are.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -743,6 +762,8 @@ pub struct kvc_group_info {
     pub request_pages: i64,
     /// One token in its layers.
     pub bytes_per_token: u64,
+    /// Kept rows (kvc_layer.keep_tokens): its tables end after so many tokens. 0: they have all.
+    pub keep_tokens: i64,
 }
 
 #[repr(C)]
@@ -789,6 +810,10 @@ pub struct kvc_layer_info {
     pub v_scale_bytes: u64,
     /// Of V; NONE: it is not quantised.
     pub v_quant: kvc_quant,
+    /// Leading tokens that are kept unquantised.
+    pub keep_tokens: i32,
+    /// Page table of their rows; -1: keep_tokens is 0.
+    pub kept_group: i32,
     pub reserved: i32,
 }
 

@@ -90,6 +90,7 @@ fn layer_of(json: Fields<'_>) -> Layer {
         true => Quant::None,
         false => kind!(json, "v_quant", Quant, kvc_quant),
     });
+    layer.keep_tokens = json.int_or("keep_tokens", 0) as i32;
     layer.k_scale = json.num("k_scale") as f32;
     layer.v_scale = json.num("v_scale") as f32;
     layer.k_dtype = dtype("k_dtype");
