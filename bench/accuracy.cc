@@ -211,7 +211,7 @@ std::string name_of(const std::string& path) { return path.substr(path.find_last
 
 Report run_accuracy(const AccuracyOptions& options) {
   const double start = now_seconds();
-  const KvDtype dtype = cpu_kv_dtype(options.kv_dtype);
+  const KvDtype dtype = cpu_kv_dtype(options.kv_dtype, static_cast<int32_t>(options.keep_tokens));
   const int64_t stride = options.stride > 0 ? options.stride : options.window / 2;
   if (stride >= options.window)
     throw Refusal("--stride " + std::to_string(stride) + " has to be less than --window " +
@@ -243,13 +243,14 @@ Report run_accuracy(const AccuracyOptions& options) {
   llm::WorkerPool pool(threads);
   llm::Network& network =
       model.load({llm::weight_type(options.weights), show_loading}, pool, llm::block_kernels());
-  chat::ChatCache cache(shape, dtype.type, context, pool, dtype.quant);
+  chat::ChatCache cache(shape, dtype.type, context, pool, dtype.quant, dtype.keep_tokens);
   Reader reader(shape, tokeniser, pool, network, cache);
 
   Report report = new_report("accuracy", isa_name(resolve_isa(KVC_CPU_ISA_AUTO)), threads);
   report["model"] = name_of(path);
   report["weights"] = options.weights;
   report["kv_dtype"] = options.kv_dtype;
+  report["keep_tokens"] = options.keep_tokens;
   report["bytes_per_token"] = cache.plan().bytes_per_token;
   report["text"] = options.text.empty() ? "handbook" : name_of(options.text);
   report["tokens"] = count;

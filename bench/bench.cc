@@ -459,6 +459,8 @@ void register_accuracy(CLI::App& bench, const std::shared_ptr<GpuOptions>& gpu, 
   std::vector<std::string> dtypes;
   for (const KvDtype& dtype : kKvDtypes) dtypes.emplace_back(dtype.name);
   add_choice(*command, "--kv-dtype", options->kv_dtype, dtypes, "Storage of K and V");
+  add_number(*command, "--keep-tokens", options->keep_tokens, 0, 65536,
+             "Leading tokens that 8-bit storage keeps in bf16");
   add_choice(*command, "--weights", options->weights, {"bf16", "fp32"}, "Weights in memory");
   command->add_option("--template", options->chat_template, "Chat format; default: the model's")
       ->check(CLI::IsMember(chat::template_names()));

@@ -183,6 +183,7 @@ struct AccuracyOptions {
   std::string chat_template;  // Empty: the one of the file.
   int64_t window = 1024;
   int64_t stride = 0;  // 0: half of the window.
+  int64_t keep_tokens = 0;
   bool no_questions = false;
 };
 

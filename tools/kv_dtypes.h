@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,7 @@ struct KvDtype {
   const char* name;
   DLDataType type;
   kvc_quant quant;
+  int32_t keep_tokens = 0;  // kvc_layer.keep_tokens.
 };
 inline constexpr std::array<KvDtype, 8> kKvDtypes = {
     {{"bf16", {kDLBfloat, 16, 1}, KVC_QUANT_NONE},
@@ -41,14 +43,18 @@ inline const KvDtype* find_kv_dtype(std::string_view name) {
 
 // The type that --kv-dtype names, where a model runs on the CPU; quantised ones with a scale per
 // token and head, for which no checkpoint has to bring scales. Throws Refusal: attention there does
-// not read it.
-inline KvDtype cpu_kv_dtype(const std::string& name) {
+// not read it, or tokens are kept unquantised in a type that is not quantised.
+inline KvDtype cpu_kv_dtype(const std::string& name, int32_t keep_tokens = 0) {
   const KvDtype* found = find_kv_dtype(name);
   if (found == nullptr || found->type.bits < 8)
     throw Refusal("--kv-dtype " + name +
                   ": attention on the CPU reads bf16, fp16, fp32, int8, fp8 and fp8_e5m2");
   KvDtype dtype = *found;
   if (dtype.quant != KVC_QUANT_NONE) dtype.quant = KVC_QUANT_PER_TOKEN_HEAD;
+  if (keep_tokens != 0 && dtype.quant == KVC_QUANT_NONE)
+    throw Refusal("--keep-tokens " + std::to_string(keep_tokens) + ": --kv-dtype " + name +
+                  " is not quantised, int8, fp8 and fp8_e5m2 are");
+  dtype.keep_tokens = keep_tokens;
   return dtype;
 }
 

@@ -167,6 +167,12 @@ TEST(ToolPlan, StorageIsThatOfTheOption) {
   EXPECT_EQ(model.layers[0].quant, KVC_QUANT_PER_TENSOR);
   set_kv_dtype("int8", model);
   EXPECT_EQ(model.layers[0].quant, KVC_QUANT_PER_TOKEN_HEAD);
+  EXPECT_EQ(model.layers[0].keep_tokens, 0);
+  set_kv_dtype("int8", model, 4);
+  EXPECT_EQ(model.layers[0].keep_tokens, 4);
+  EXPECT_EQ(model.layers[1].keep_tokens, 0) << "states stay as they are";
+  EXPECT_THROW(set_kv_dtype("bf16", model, 4), Failure);
+  EXPECT_THROW(set_kv_dtype("auto", model, 4), Failure);
 }
 
 }  // namespace

@@ -37,9 +37,9 @@ struct Heads {
 }  // namespace
 
 ChatCache::ChatCache(const llm::Shape& shape, DLDataType dtype, int64_t context,
-                     llm::WorkerPool& pool, kvc_quant quant)
+                     llm::WorkerPool& pool, kvc_quant quant, int32_t keep_tokens)
     : shape_(shape) {
-  const std::vector<kvc_layer> layers = llm::kv_layers(shape, dtype, quant);
+  const std::vector<kvc_layer> layers = llm::kv_layers(shape, dtype, quant, keep_tokens);
   const kvc_executor executor = pool.executor();
   kvc_config config;
   kvc_config_init(&config, sizeof config);

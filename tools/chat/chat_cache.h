@@ -30,7 +30,7 @@ class ChatCache final : public llm::Attention {
   // Room for one conversation of `context` tokens; it grows when branches need more. Shape and pool
   // are borrowed.
   ChatCache(const llm::Shape& shape, DLDataType dtype, int64_t context, llm::WorkerPool& pool,
-            kvc_quant quant = KVC_QUANT_NONE);
+            kvc_quant quant = KVC_QUANT_NONE, int32_t keep_tokens = 0);
 
   void add(kvc_seq seq);
   void remove(kvc_seq seq);

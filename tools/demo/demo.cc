@@ -37,6 +37,7 @@ CLI::Validator between(Number low, Number high) {
 struct CommandLine {
   DemoOptions options;
   std::string dtype = "fp32", isa = "auto", weights = "bf16";
+  int32_t keep_tokens = 0;
   bool random = false;
   const CLI::Option *temperature = nullptr, *max_new = nullptr;
 };
@@ -79,7 +80,7 @@ void write_output(std::ofstream& file, const std::string& path, const std::strin
 int run_command(CommandLine& line) {
   try {
     line.options.isa = place_of(kIsas, line.isa);
-    line.options.dtype = kvc::cpu_kv_dtype(line.dtype);
+    line.options.dtype = kvc::cpu_kv_dtype(line.dtype, line.keep_tokens);
     choose_model(line);
     const DemoOptions& options = line.options;
     if (!options.state_path.empty()) {
@@ -182,6 +183,8 @@ void register_demo(CLI::App& app, int& exit_code) {
                    "Storage of rows 2 and 3: fp32, fp16, bf16, int8, fp8 or fp8_e5m2")
       ->type_name("NAME")
       ->group("Cache");
+  number("--keep-tokens", line->keep_tokens, 0, 65536,
+         "Leading tokens of a request that 8-bit storage keeps in bf16", "Cache");
   number("--page-size", options.page_size, 1, 4096, "Tokens of a page", "Cache");
   number("--tokens-per-step", options.tokens_per_step, 1, 65536,
          "Most tokens of one step, decodes and prompt chunks", "Cache");

@@ -36,7 +36,7 @@ PagedStore::PagedStore(const llm::Shape& shape, const PagedOptions& options, llm
     : shape_(shape),
       attention_flags_(options.batch_invariant ? uint64_t{KVC_ATTN_BATCH_INVARIANT} : 0) {
   const std::vector<kvc_layer> layers =
-      llm::kv_layers(shape, options.dtype.type, options.dtype.quant);
+      llm::kv_layers(shape, options.dtype.type, options.dtype.quant, options.dtype.keep_tokens);
   const kvc_executor executor = pool.executor();
   kvc_config config;
   kvc_config_init(&config, sizeof(config));

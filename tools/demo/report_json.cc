@@ -95,6 +95,7 @@ std::string json_report(const DemoRun& run) {
                     {"options",
                      {{"seed", run.options.workload.seed},
                       {"storage", run.options.dtype.name},
+                      {"keep_tokens", run.options.dtype.keep_tokens},
                       {"page_size", run.options.page_size},
                       {"tokens_per_step", run.options.tokens_per_step},
                       {"temperature", run.options.temperature},

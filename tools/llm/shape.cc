@@ -163,7 +163,8 @@ Shape read_shape(const gguf::File& file) {
   return shape;
 }
 
-std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype, kvc_quant quant) {
+std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype, kvc_quant quant,
+                                 int32_t keep_tokens) {
   std::vector<kvc_layer> layers;
   for (const LayerShape& of : shape.layers) {
     kvc_layer layer{};
@@ -174,6 +175,7 @@ std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype, kvc_quant
     layer.k_dim = layer.v_dim = shape.head_dim;
     layer.k_dtype = layer.v_dtype = dtype;
     layer.quant = quant;
+    layer.keep_tokens = keep_tokens;
     layer.window = of.window;
     layer.rope = &shape.ropes[of.rope];
     layers.push_back(layer);

@@ -53,6 +53,6 @@ Shape read_shape(const gguf::File& file);
 
 // A cache's layers for this model. They borrow the shape.
 std::vector<kvc_layer> kv_layers(const Shape& shape, DLDataType dtype,
-                                 kvc_quant quant = KVC_QUANT_NONE);
+                                 kvc_quant quant = KVC_QUANT_NONE, int32_t keep_tokens = 0);
 
 }  // namespace kvc::llm

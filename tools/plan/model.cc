@@ -156,10 +156,13 @@ const std::vector<std::string>& kv_dtype_names() {
   return names;
 }
 
-void set_kv_dtype(const std::string& name, Model& model) {
+void set_kv_dtype(const std::string& name, Model& model, int32_t keep_tokens) {
   const KvDtype* dtype = find_kv_dtype(name);
+  const bool quantised = dtype != nullptr && dtype->quant != KVC_QUANT_NONE;
+  if (keep_tokens != 0 && !quantised)
+    throw Failure("--keep-tokens " + std::to_string(keep_tokens) + ": --kv-dtype " + name +
+                  " is not quantised");
   if (dtype == nullptr) return;
-  const bool quantised = dtype->quant != KVC_QUANT_NONE;
   for (size_t i = 0; i < model.num_layers(); ++i) {
     kvc_layer& layer = model.layers[i];
     if (layer.kind == KVC_LAYER_MLA && dtype->quant == KVC_QUANT_BLOCK16) {
@@ -171,6 +174,7 @@ void set_kv_dtype(const std::string& name, Model& model) {
                      (layer.kind == KVC_LAYER_CROSS && !quantised);
     if (!may) continue;
     layer.quant = dtype->quant;
+    layer.keep_tokens = keep_tokens;
     layer.k_dtype = layer.v_dtype = dtype->type;
   }
 }

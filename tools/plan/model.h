@@ -54,7 +54,7 @@ void make_uniform(const UniformLayers& shape, Model& model);
 // Names of --kv-dtype, "auto" first: what the model says.
 const std::vector<std::string>& kv_dtype_names();
 // Storage of K and V. Throws Failure for layers that cannot have it.
-void set_kv_dtype(const std::string& name, Model& model);
+void set_kv_dtype(const std::string& name, Model& model, int32_t keep_tokens = 0);
 
 // One of `ranks` tensor parallel ranks: query and kv heads and the first dimension of states
 // divided, latents kept whole. Throws Failure where something does not divide.

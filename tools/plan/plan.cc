@@ -23,6 +23,7 @@ struct Options {
   int64_t max_len = 0;
   int32_t page_size = 16;
   std::string kv_dtype = "auto";
+  int32_t keep_tokens = 0;
   int64_t max_tokens_per_forward = 8192;  // Engines default to this or less.
   int32_t in_flight = 0;
   int64_t state_slots = 0;
@@ -51,7 +52,7 @@ void read_model(const Options& options, Model& model) {
            "': layers and windows that only the former has are not counted");
     }
   }
-  set_kv_dtype(options.kv_dtype, model);
+  set_kv_dtype(options.kv_dtype, model, options.keep_tokens);
   divide_heads(options.tensor_ranks, model);
   kvc_config& config = model.config;
   config.flags = options.pads_pages ? KVC_CONFIG_PAD_PAGES : 0;
@@ -156,6 +157,10 @@ void register_plan(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   plan->add_option("--kv-dtype", options->kv_dtype, "Storage of K and V; auto: the model's")
       ->check(CLI::IsMember(kv_dtype_names()))
+      ->capture_default_str();
+  plan->add_option("--keep-tokens", options->keep_tokens,
+                   "Leading tokens of a request that quantised storage keeps in bf16")
+      ->check(CLI::Range(0, INT32_MAX))
       ->capture_default_str();
   plan->add_option("--max-tokens-per-forward", options->max_tokens_per_forward,
                    "New tokens of one forward at most; 0: a prompt comes in one forward, whatever "
