@@ -10,7 +10,8 @@ use kvcache_sys as sys;
 use std::ptr::{null_mut, NonNull};
 use std::time::Duration;
 
-/// Completion of copies. On the CPU they are complete when the call returns. May outlive its cache.
+/// Completion of copies, or of a transfer. On the CPU copies are complete when the call returns. May outlive
+/// its cache.
 #[derive(Debug)]
 pub struct Fence {
     raw: NonNull<sys::kvc_fence>,
@@ -22,7 +23,7 @@ unsafe impl Send for Fence {}
 unsafe impl Sync for Fence {}
 
 impl Fence {
-    fn of(
+    pub(crate) fn of(
         call: impl FnOnce(*mut *mut sys::kvc_fence, *mut sys::kvc_error) -> sys::kvc_status,
     ) -> Result<Fence> {
         let mut raw = null_mut();

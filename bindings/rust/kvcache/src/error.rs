@@ -21,7 +21,7 @@ macro_rules! statuses {
         }
 
         impl Status {
-            fn from_raw(raw: sys::kvc_status) -> Self {
+            pub(crate) fn from_raw(raw: sys::kvc_status) -> Self {
                 match raw {
                     $(sys::$code => Status::$name,)*
                     other => Status::Unknown(other.0),

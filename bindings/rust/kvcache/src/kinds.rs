@@ -222,6 +222,21 @@ kinds! {
         /// Host to device.
         In = KVC_SWAP_IN,
     }
+    /// How far a [`Transfer`](crate::Transfer) is.
+    TransferState: kvc_transfer_state {
+        /// Waits for the other side.
+        Waiting = KVC_TRANSFER_WAITING,
+        /// Bytes travel.
+        Running = KVC_TRANSFER_RUNNING,
+        /// Everything is here and compared. The sender knows.
+        Arrived = KVC_TRANSFER_ARRIVED,
+        /// It has failed, and something may still be on its way.
+        Ending = KVC_TRANSFER_ENDING,
+        /// Sent; or the sequence is an ordinary one.
+        Done = KVC_TRANSFER_DONE,
+        /// It has failed.
+        Failed = KVC_TRANSFER_FAILED,
+    }
     /// Weight of a message of the library.
     LogLevel: kvc_log_level {
         /// For developers.

@@ -48,6 +48,32 @@
 //! * **Numbers** of tokens, positions and sequences are `i64`, as in the C interface; indices of layers,
 //!   groups and states are `usize`.
 //!
+//! # Transfers
+//!
+//! A transfer moves a sequence to another cache: prefill here, decode there. The receiver reserves the
+//! pages and writes a ticket, and whoever has the ticket sends the rows.
+//!
+//! ```
+//! # use kvcache::{Batch, Cache, Config, DType, Layer, TensorRef};
+//! # let config = Config::new(vec![Layer::attention(1, 1, 4).dtype(DType::F32)]).num_pages(4);
+//! # let (mut prefill, mut decode) = (Cache::with_config(&config)?, Cache::with_config(&config)?);
+//! # prefill.add(7)?;
+//! # let (rows, step) = ([0.5f32; 20 * 4], prefill.begin(&Batch::new(&[7], &[20]))?);
+//! # let k = TensorRef::new(&rows, &[20, 1, 4])?;
+//! # step.kv_append(0, (&k, &k))?;
+//! # step.end()?;
+//! use kvcache::{ReceiveOptions, SendOptions, Transport, TransportOptions};
+//!
+//! let transport = Transport::open(&TransportOptions::default())?; // between caches of one process
+//! let arriving = decode.receive(&transport, &ReceiveOptions::new(7, 20))?; // 20 tokens, as sequence 7
+//! let ticket = arriving.ticket()?; // the host program brings it to the sender
+//! let leaving = prefill.send(&transport, 7, 0, &ticket, &SendOptions::default())?;
+//! prefill.wait_transfer(&leaving, None)?;
+//! decode.wait_transfer(&arriving, None)?; // sequence 7 goes on in both
+//! # assert_eq!((prefill.length(7)?, decode.length(7)?), (20, 20));
+//! # Ok::<(), kvcache::Error>(())
+//! ```
+//!
 //! # The library
 //!
 //! libkvcache is linked: the build looks in `KVCACHE_LIB_DIR`, then asks pkg-config. The feature `static`
@@ -84,6 +110,7 @@ mod raw_config;
 mod state;
 mod tensor;
 mod tiers;
+mod transfers;
 
 pub use attention::{AttnOptions, Kv, Out};
 pub use cache::{Cache, CacheRef, SeqId, SeqInfo, Stats};
@@ -108,6 +135,9 @@ pub use prefix::{prefix_hash, BlockHash, PrefixKey, Query};
 pub use state::{LinearInputs, LinearOptions};
 pub use tensor::{TensorMut, TensorRef, MAX_DIMS};
 pub use tiers::{RedisOptions, TierOptions, TierStats};
+pub use transfers::{
+    ReceiveOptions, SendOptions, Transfer, TransferInfo, Transport, TransportOptions, TransportStats,
+};
 
 /// An index as C takes it. One that C cannot hold is beyond every limit of the library, which says so.
 fn index(index: usize) -> i32 {

@@ -6,10 +6,12 @@ use crate::player::{integers, Answer, HostPool, HostScales, Played, Player, Targ
 use kvcache::ops::{self, OpOptions, Pool, PoolMut, Scales, ScalesMut, Table};
 use kvcache::{
     Activation, AttnOptions, Batch, CacheRef, Decay, Error, EventKind, Forward, LinearInputs, LinearOptions,
-    LoadOptions, OpLayout, Plan, PoolKind, PrefixKey, Quant, Query, SeqOp, TableKind, TensorMut, TensorRef,
+    LoadOptions, OpLayout, Plan, PoolKind, PrefixKey, Quant, Query, ReceiveOptions, SendOptions, SeqOp,
+    TableKind, TensorMut, TensorRef, Transport, TransportOptions,
 };
 use kvcache_sys as sys;
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// The tensor under a key, where the step has one.
 fn given(step: Fields<'_>, key: &str) -> Option<HostTensor> {
@@ -210,6 +212,27 @@ fn load(p: &Player, cache: &mut CacheRef, step: Fields<'_>) -> Answer {
     cache.load(&file, &step.ints("seqs"), &LoadOptions::default())
 }
 
+/// Sends a sequence to another one of the same cache. What fails leaves nothing behind: the receiving side is
+/// waited for as well.
+fn transfer(cache: &mut CacheRef, step: Fields<'_>) -> Answer {
+    const LONG: Option<Duration> = Some(Duration::from_secs(60));
+    let (seq, mut options) = (step.seq(), ReceiveOptions::new(step.int("to"), 0));
+    (options.begin, options.publish) = (step.int_or("begin", 0), step.flag("publish"));
+    let info = cache.seq_info(seq)?;
+    options.num_tokens = info.length - options.begin;
+    options.cross_length = if options.begin == 0 { info.cross_length } else { 0 };
+    let transport = Transport::open(&TransportOptions::default())?;
+    let receiving = cache.receive(&transport, &options)?;
+    let ticket = receiving.ticket()?;
+    let sent = cache
+        .send(&transport, seq, options.begin, &ticket, &SendOptions::default())
+        .and_then(|sending| cache.wait_transfer(&sending, LONG));
+    if sent.is_err() {
+        receiving.cancel()?;
+    }
+    sent.and(cache.wait_transfer(&receiving, LONG))
+}
+
 fn on_cache_mut(p: &mut Player, cache: &mut CacheRef, step: Fields<'_>) -> Option<Played> {
     Some(Some(match step.text("op") {
         "plan" => plan(p, step),
@@ -229,6 +252,7 @@ fn on_cache_mut(p: &mut Player, cache: &mut CacheRef, step: Fields<'_>) -> Optio
         "commit" => cache.tree_commit(&step.ints("seqs"), &step.ints32("leaves")),
         "save" => save(p, cache, step),
         "load" => load(p, cache, step),
+        "transfer" => transfer(cache, step),
         "export_pool" => export_pool(p, cache, step),
         "store" | "store_kv" | "store_mla" => store(cache, step),
         "store_state" => {
