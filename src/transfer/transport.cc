@@ -140,7 +140,8 @@ bool Transport::wait(const Transfer& transfer, int64_t timeout) {
   };
   std::unique_lock lock(mutex_);
   if (options_.has_thread && !is_shut_) {
-    if (timeout < 0) {
+    constexpr int64_t kForEver = kNever / 2;  // The clock's time and more would not fit.
+    if (timeout < 0 || timeout > kForEver) {
       changed_.wait(lock, is_ready);
       return true;
     }
@@ -192,7 +193,7 @@ void Transport::mark_done(Transfer& transfer) noexcept {
 void Transport::quiesce(Transfer& transfer) noexcept {
   cancel(transfer, KVC_E_CANCELLED, "the cache of the transfer is gone");
   std::unique_lock lock(mutex_);
-  if (is_over(transfer)) return;
+  if (is_over(transfer) || is_shut_) return;
   engine_->close(transfer.receiver_ != nullptr ? transfer.receiver_->peer()
                                                : transfer.sender_->peer());
   while (!is_over(transfer)) {
@@ -462,6 +463,7 @@ int64_t Transport::next_time() const {
 
 void Transport::progress(int64_t timeout) {
   int64_t wait = 0;
+  std::shared_ptr<TransferEngine> engine;  // It outlives a shut_down() during the wait.
   {
     const std::lock_guard lock(mutex_);
     if (is_shut_ || run_once() || timeout == 0) return;
@@ -471,14 +473,15 @@ void Transport::progress(int64_t timeout) {
       const int64_t until = std::max<int64_t>(0, next - now);
       wait = timeout < 0 ? until : std::min(timeout, until);
     }
+    engine = engine_;
   }
-  engine_->wait(wait);
+  engine->wait(wait);
   const std::lock_guard lock(mutex_);
   if (!is_shut_) run_once();
 }
 
 void Transport::run_thread() {
-  while (!stops_) {
+  for (;;) {
     int64_t wait = -1;
     {
       const std::lock_guard lock(mutex_);
@@ -486,6 +489,8 @@ void Transport::run_thread() {
       const int64_t next = next_time();
       if (next != kNever) wait = std::max<int64_t>(0, next - engine_->now());
     }
+    // A round forgets the wakes before it, that of shut_down() too: stops_ is read after it.
+    if (stops_) return;
     engine_->wait(wait);
   }
 }
@@ -540,6 +545,7 @@ void Transport::shut_down() noexcept {
   }
   transfers_.clear();
   is_shut_ = true;
+  engine_->wake();  // For progress() on another thread.
   engine_.reset();
   changed_.notify_all();
 }

@@ -167,7 +167,7 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   void require_open() const;
 
   const TransportOptions options_;
-  std::unique_ptr<TransferEngine> engine_;  // Null after shut_down().
+  std::shared_ptr<TransferEngine> engine_;  // Null after shut_down().
   const char* const name_;
   const std::string address_;
   const uint64_t epoch_;

@@ -2,6 +2,7 @@
 #include "tests/capi/transfers.h"
 
 #include <algorithm>
+#include <chrono>
 #include <thread>
 
 namespace kvc::test {
@@ -628,6 +629,88 @@ TEST(Transfers, CachesTransportsAndHandlesGoInAnyOrder) {
     expect_sound(first);
     expect_sound(second);
   }
+}
+
+TEST(Transfers, WhatHasArrivedMayBeLeftByItsTransportAndItsCache) {
+  Net net({attention_layer()});
+  Cache first(net.config), second(net.config);
+  TestTransport transport;
+  append_pattern(first, 1, 10, 7);
+  TestTransfer receiving, sending;
+  const kvc_recv_desc desc = recv_desc(1, 10);
+  ASSERT_EQ(kvc_transfer_recv(second.get(), transport.get(), &desc, receiving.out(), nullptr),
+            KVC_OK);
+  const Bytes ticket = receiving.ticket();
+  const kvc_send_desc send = send_desc(1, ticket);
+  ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, sending.out(), nullptr), KVC_OK);
+  ASSERT_EQ(sending.wait(), KVC_OK);
+  ASSERT_EQ(receiving.info().state, KVC_TRANSFER_ARRIVED);
+  transport.destroy();
+  second.destroy();
+  expect_error(KVC_E_INVALID_STATE, {"its cache is gone"},
+               [&](kvc_error* err) { return receiving.wait(0, err); });
+}
+
+// The end comes at any point of a round of the transport's thread.
+TEST(Transfers, TransportsEndAtOnce) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([] {
+      Net net({attention_layer()});
+      Cache cache(net.config);
+      for (int round = 0; round < 300; ++round) {
+        TestTransport transport;
+        TestTransfer receiving;
+        const kvc_recv_desc desc = recv_desc(1, 1);
+        EXPECT_EQ(kvc_transfer_recv(cache.get(), transport.get(), &desc, receiving.out(), nullptr),
+                  KVC_OK);
+        std::this_thread::sleep_for(std::chrono::microseconds(round));
+        EXPECT_EQ(kvc_transfer_cancel(receiving.get(), nullptr), KVC_OK);  // It wakes the thread.
+        transport.destroy();
+        EXPECT_EQ(receiving.wait(), KVC_E_CANCELLED);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Transfers, AWaitMayBeAsLongAsItsTypeHolds) {
+  Net net({attention_layer()});
+  Cache cache(net.config);
+  for (const uint64_t flags : {uint64_t{0}, uint64_t{KVC_TRANSPORT_MANUAL_PROGRESS}}) {
+    const TestTransport transport(transport_desc(flags));
+    TestTransfer receiving;
+    const kvc_recv_desc desc = recv_desc(1, 10);
+    ASSERT_EQ(kvc_transfer_recv(cache.get(), transport.get(), &desc, receiving.out(), nullptr),
+              KVC_OK);
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      EXPECT_EQ(kvc_transfer_cancel(receiving.get(), nullptr), KVC_OK);
+    });
+    EXPECT_EQ(receiving.wait(INT64_MAX), KVC_E_CANCELLED);
+    other.join();
+  }
+}
+
+// Waiting for a transfer drives a transport that has no thread, and may outlast it.
+TEST(Transfers, ATransportMayGoWhileItIsWaitedFor) {
+  Net net({attention_layer()});
+  Cache cache(net.config);
+  for (int round = 0; round < 20; ++round) {
+    TestTransport transport(transport_desc(KVC_TRANSPORT_MANUAL_PROGRESS));
+    TestTransfer receiving;
+    const kvc_recv_desc desc = recv_desc(1, 10);
+    ASSERT_EQ(kvc_transfer_recv(cache.get(), transport.get(), &desc, receiving.out(), nullptr),
+              KVC_OK);
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::microseconds(100 * round));
+      transport.destroy();
+    });
+    expect_error(KVC_E_CANCELLED, {"transport is gone"},
+                 [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+    other.join();
+  }
+  EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);
 }
 
 TEST(Transfers, AClosedTransportTakesNoMore) {
