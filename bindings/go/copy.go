@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Fence is the completion of copies. It may outlive its cache.
+// Fence is the completion of copies, or of a transfer. It may outlive its cache.
 type Fence struct {
 	lib  *Library
 	mu   sync.RWMutex

@@ -1,9 +1,11 @@
 package kvcache_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	kvcache "github.com/libkvcache/libkvcache/bindings/go"
 )
@@ -37,6 +39,42 @@ func Example() {
 
 	fmt.Println(cache.AvailablePages(), "pages available,", cache.TotalLength(), "tokens in two sequences")
 	// Output: 127 pages available, 6 tokens in two sequences
+}
+
+func ExampleCache_Receive() {
+	ctx := context.Background()
+	lib, err := kvcache.Load("")
+	check(err)
+	config := &kvcache.Config{Layers: []kvcache.Layer{{NumKVHeads: 2, KDim: 64}}, NumPages: 64}
+	prefill, err := lib.NewCache(config)
+	check(err)
+	defer prefill.Close()
+	decode, err := lib.NewCache(config)
+	check(err)
+	defer decode.Close()
+	check(prefill.AddSeq(7))
+	fwd, err := prefill.Begin(&kvcache.Batch{Seqs: []int64{7}, Lengths: []int64{20}})
+	check(err)
+	rows := kvcache.Of(make([]float32, 20*2*64), 20, 2, 64)
+	check(fwd.KVAppend(0, rows, rows))
+	check(fwd.End())
+
+	transport, err := lib.NewTransport(kvcache.TransportOptions{}) // between caches of one process
+	check(err)
+	defer transport.Close(time.Second)
+	arriving, err := decode.Receive(transport, kvcache.ReceiveOptions{Seq: 7, NumTokens: 20})
+	check(err)
+	defer arriving.Close()
+	ticket, err := arriving.Ticket() // the program brings it to the sender
+	check(err)
+	leaving, err := prefill.Send(transport, 7, ticket, kvcache.SendOptions{})
+	check(err)
+	defer leaving.Close()
+	check(leaving.Wait(ctx))
+	check(arriving.Wait(ctx)) // sequence 7 goes on in both
+
+	fmt.Println(decode.TotalLength(), "tokens arrived in", 64-decode.AvailablePages(), "pages")
+	// Output: 20 tokens arrived in 2 pages
 }
 
 func ExampleCache_Fork() {

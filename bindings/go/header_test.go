@@ -114,8 +114,13 @@ func TestTheReadmeIsTheExample(t *testing.T) {
 	ok(t, err)
 	example, err := os.ReadFile("example_test.go")
 	ok(t, err)
-	block := regexp.MustCompile("(?s)```go\n(.*?)```").FindSubmatch(readme)
-	if block == nil || !bytes.Contains(example, block[1]) {
-		t.Error("README.md and example_test.go differ")
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllSubmatch(readme, -1)
+	if len(blocks) < 2 {
+		t.Errorf("README.md has %d blocks", len(blocks))
+	}
+	for _, block := range blocks {
+		if !bytes.Contains(example, block[1]) {
+			t.Errorf("example_test.go lacks this of README.md:\n%s", block[1])
+		}
 	}
 }

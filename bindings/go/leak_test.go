@@ -57,6 +57,14 @@ func losePlanFenceAndExport(t *testing.T) {
 	ok(t, err)
 }
 
+func loseTransportAndTransfer(t *testing.T) {
+	cache := newCache(t, small())
+	transport, err := load(t).NewTransport(kvcache.TransportOptions{})
+	ok(t, err)
+	_, err = cache.Receive(transport, kvcache.ReceiveOptions{Seq: 1, NumTokens: 1})
+	ok(t, err)
+}
+
 func TestLostHandlesAreReportedWithTheirStack(t *testing.T) {
 	leaks := report(t)
 	loseACache(t)
@@ -73,6 +81,13 @@ func TestLostHandlesAreReportedWithTheirStack(t *testing.T) {
 			t.Errorf("%s: %+v", what, leak)
 		}
 	}
+	loseTransportAndTransfer(t)
+	found = collected(t, leaks, 2)
+	for _, what := range []string{"Transport", "Transfer"} {
+		if leak, reported := found[what]; !reported || !strings.Contains(leak.Stack, "loseTransportAndTransfer") {
+			t.Errorf("%s: %+v", what, leak)
+		}
+	}
 }
 
 func TestClosedHandlesAreNotReported(t *testing.T) {
@@ -85,6 +100,12 @@ func TestClosedHandlesAreNotReported(t *testing.T) {
 		write(t, ended, 2, 1)
 		ok(t, ended.End())
 		ok(t, begin(t, cache, 1, 2).Abort())
+		transport, err := load(t).NewTransport(kvcache.TransportOptions{})
+		ok(t, err)
+		transfer, err := cache.Receive(transport, kvcache.ReceiveOptions{Seq: 2, NumTokens: 1})
+		ok(t, err)
+		ok(t, transfer.Close())
+		ok(t, transport.Close(time.Minute))
 		dropped := begin(t, cache, 1, 2)
 		export, err := cache.ExportPool(0, kvcache.PoolK)
 		ok(t, err)

@@ -1,7 +1,9 @@
 package conformance
 
 import (
+	"context"
 	"encoding/hex"
+	"time"
 
 	kvcache "github.com/libkvcache/libkvcache/bindings/go"
 	"github.com/libkvcache/libkvcache/bindings/go/prefixhash"
@@ -28,11 +30,12 @@ func init() {
 		"set_window": func(c *call) error {
 			return c.cache.SetWindow(c.seq(), c.step.i64("window"), c.step.i64("sink"))
 		},
-		"clear":  func(c *call) error { return c.cache.Clear() },
-		"resize": func(c *call) error { return c.cache.Resize(c.step.i64("num_pages")) },
-		"commit": func(c *call) error { return c.cache.CommitTree(c.step.ints("seqs"), c.step.ints32("leaves")) },
-		"save":   (*call).save,
-		"load":   (*call).load,
+		"clear":    func(c *call) error { return c.cache.Clear() },
+		"resize":   func(c *call) error { return c.cache.Resize(c.step.i64("num_pages")) },
+		"commit":   func(c *call) error { return c.cache.CommitTree(c.step.ints("seqs"), c.step.ints32("leaves")) },
+		"save":     (*call).save,
+		"load":     (*call).load,
+		"transfer": (*call).transfer,
 		"can_append": func(c *call) error {
 			missing, err := c.cache.CanAppend(c.step.ints("seqs"), c.step.ints("lengths"))
 			return c.answer("missing", missing, err)
@@ -275,6 +278,45 @@ func (c *call) load() error {
 		file[c.step.num("flip")%len(file)] ^= 1
 	}
 	return c.cache.Load(file, kvcache.LoadOptions{}, c.step.ints("seqs")...)
+}
+
+// transfer sends a sequence to another one of the same cache. What fails leaves nothing behind: the receiving side is
+// waited for as well.
+func (c *call) transfer() error {
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	seq, to, begin := c.seq(), c.step.i64("to"), c.step.i64Or("begin", 0)
+	publish := c.step.flag("publish")
+	info, err := c.cache.SeqInfo(seq)
+	if err != nil {
+		return err
+	}
+	options := kvcache.ReceiveOptions{Seq: to, Begin: begin, NumTokens: info.Length - begin, Publish: publish}
+	if begin == 0 {
+		options.CrossLength = info.CrossLength
+	}
+	transport, err := c.lib.NewTransport(kvcache.TransportOptions{})
+	c.ok(err)
+	defer transport.Close(0)
+	receiving, err := c.cache.Receive(transport, options)
+	if err != nil {
+		return err
+	}
+	defer receiving.Close()
+	ticket, err := receiving.Ticket()
+	c.ok(err)
+	sending, err := c.cache.Send(transport, seq, ticket, kvcache.SendOptions{Begin: begin})
+	if err == nil {
+		defer sending.Close()
+		err = sending.Wait(ctx)
+	}
+	if err != nil {
+		c.ok(receiving.Cancel())
+	}
+	if received := receiving.Wait(ctx); err == nil {
+		err = received
+	}
+	return err
 }
 
 func (c *call) exportPool() error {
