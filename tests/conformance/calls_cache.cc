@@ -128,6 +128,55 @@ kvc_status load(Call& c) {
   return kvc_seq_load(c.player.cache, &desc, count, seqs, nullptr, c.err);
 }
 
+// Both sides of a transfer, which end with this object.
+struct Transfer {
+  kvc_transport* transport = nullptr;
+  kvc_transfer *receiving = nullptr, *sending = nullptr;
+  ~Transfer() {
+    kvc_transfer_destroy(sending);
+    kvc_transfer_destroy(receiving);
+    kvc_transport_destroy(transport);
+  }
+};
+
+kvc_status transfer(Call& c) {
+  kvc_cache* cache = c.player.cache;
+  const auto seq = c.step.get<kvc_seq>("seq");
+  kvc_recv_desc recv{};
+  recv.struct_size = sizeof recv;
+  recv.seq = c.step.get<kvc_seq>("to");
+  recv.begin = c.step.number("begin");
+  recv.flags = c.step.get<bool>("publish") ? KVC_TRANSFER_PUBLISH : 0;
+  kvc_seq_info info{};
+  info.struct_size = sizeof info;
+  kvc_status status = kvc_seq_info_get(cache, seq, &info, c.err);
+  if (status != KVC_OK) return status;
+  recv.num_tokens = info.length - recv.begin;
+  recv.cross_length = recv.begin == 0 ? info.cross_length : 0;
+  Transfer both;
+  kvc_transport_desc open{};
+  open.struct_size = sizeof open;
+  status = kvc_transport_open(&open, &both.transport, c.err);
+  if (status != KVC_OK) return status;
+  status = kvc_transfer_recv(cache, both.transport, &recv, &both.receiving, c.err);
+  if (status != KVC_OK) return status;
+  char ticket[4096];
+  size_t size = sizeof ticket;
+  status = kvc_transfer_ticket(both.receiving, ticket, &size, c.err);
+  if (status != KVC_OK) return status;
+  kvc_send_desc send{};
+  send.struct_size = sizeof send;
+  send.seq = seq;
+  send.begin = recv.begin;
+  send.ticket = ticket;
+  send.ticket_len = size;
+  status = kvc_transfer_send(cache, both.transport, &send, &both.sending, c.err);
+  if (status != KVC_OK) return status;
+  constexpr int64_t kMinute = 60'000'000'000;
+  status = kvc_transfer_wait(both.sending, kMinute, c.err);
+  return status != KVC_OK ? status : kvc_transfer_wait(both.receiving, kMinute, c.err);
+}
+
 kvc_status export_pool(Call& c) {
   DLManagedTensorVersioned* exported = nullptr;
   const kvc_status status =
@@ -311,6 +360,7 @@ void add_cache_calls(std::map<std::string, Handler>& handlers) {
   };
   handlers["commit"] = commit;
   handlers["save"] = save;
+  handlers["transfer"] = transfer;
   handlers["load"] = load;
   handlers["export_pool"] = export_pool;
   handlers["stored"] = [](Call& c) {

@@ -139,6 +139,10 @@ class Writer(LayerSteps, OperatorSteps):
     def load(self, step):
         return self.plain(step, "seqs", "file", "flip")
 
+    def transfer(self, step):
+        return {**self.plain(step, "seq", "to"), "begin": step.get("begin", 0),
+                "publish": step.get("publish", False)}
+
     def pop(self, step):
         return self.plain(step, "seq", "n")
 

@@ -34,6 +34,7 @@ EventType = Literal["stored", "removed", "moved", "cleared"]
 Tier = Literal["device", "host", "file", "redis"]
 OutsideTier = Literal["file", "redis"]
 Direction = Literal["out", "in"]
+TransferState = Literal["waiting", "running", "arrived", "ending", "done", "failed"]
 
 
 def _numbered(words: Any) -> dict[str, int]:
@@ -59,6 +60,7 @@ OP_LAYOUTS = _numbered(OpLayout)
 EVENT_TYPES = _numbered(EventType)
 TIERS = _numbered(Tier)
 DIRECTIONS = _numbered(Direction)
+TRANSFER_STATES = _numbered(TransferState)
 
 
 def number_of(words: dict[str, int], value: str | int, what: str) -> int:

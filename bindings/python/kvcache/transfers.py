@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 from . import _capi
 from .errors import ArgumentTypeError, status_error, type_name, wrong_type
 from .info import made
+from .names import TRANSFER_STATES, word_of
 
 __all__ = ["Transfer", "TransferInfo", "Transport", "TransportStats"]
-
-TransferState = Literal["waiting", "running", "arrived", "ending", "done", "failed"]
-_STATES: tuple[TransferState, ...] = ("waiting", "running", "arrived", "ending", "done", "failed")
 
 
 def nanoseconds(name: str, seconds: float | None) -> int:
@@ -73,7 +71,7 @@ class TransferInfo:
     peer_message: what the other side said; empty: nothing.
     """
 
-    state: TransferState
+    state: str
     status: int
     is_receiving: bool
     chunks_total: int
@@ -155,7 +153,7 @@ class Transfer:
     def info(self) -> TransferInfo:
         """What it does; does not wait."""
         info = _capi.kvc_transfer_query(self._handle)
-        return made(TransferInfo, {**info, "state": _STATES[info["state"]], "is_receiving": bool(info["is_receiving"])})
+        return made(TransferInfo, {**info, "state": word_of(TRANSFER_STATES, info["state"]), "is_receiving": bool(info["is_receiving"])})
 
     def done(self) -> bool:
         """Whether it has arrived, is sent or has failed; does not wait."""

@@ -39,6 +39,8 @@ def test_every_exported_function_is_wrapped_or_left_out_on_purpose():
         "kvc_plan_destroy",
         "kvc_cache_destroy",
         "kvc_fence_destroy",
+        "kvc_transport_destroy",
+        "kvc_transfer_destroy",
         "kvc_set_logger",
         "kvc_config_from_hf_json",
     }  # the last two by functions of their own

@@ -484,6 +484,23 @@ def load(p, step):
     p.cache.load(step["seqs"], bytes(file))
 
 
+def transfer(p, step):
+    seq, to, begin, publish = (step[name] for name in ("seq", "to", "begin", "publish"))
+    source = p.cache.info(seq)
+    transport = kvcache.Transport()
+    receiving = p.cache.receive(
+        transport,
+        to,
+        source.length - begin,
+        begin=begin,
+        cross_length=source.cross_length if begin == 0 else 0,
+        publish=publish,
+    )
+    sending = p.cache.send(transport, seq, receiving.ticket, begin=begin)
+    sending.wait(60)
+    receiving.wait(60)
+
+
 HANDLERS = {
     "plan": plan,
     "add": lambda p, step: p.cache.add(step["seq"]),
@@ -499,6 +516,7 @@ HANDLERS = {
     "commit": lambda p, step: p.cache.tree_commit(step["seqs"], step["leaves"]),
     "save": save,
     "load": load,
+    "transfer": transfer,
     "can_append": lambda p, step: p.answer(
         step, "missing", p.cache.can_append(step["seqs"], step["lengths"])
     ),
