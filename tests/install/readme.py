@@ -1,4 +1,4 @@
-"""Runs the C of README.md, docs/guide.md, docs/recipes.md, docs/state_files.md and docs/tiers.md against the build's library, and compares README's snippets in other languages with those
+"""Runs the C of README.md, docs/guide.md, docs/recipes.md, docs/state_files.md, docs/tiers.md and docs/transfer.md against the build's library, and compares README's snippets in other languages with those
 of the bindings, whose tests run them.
 
 Usage: readme.py <build folder> <C compiler> <DLPack include folder>
@@ -203,7 +203,7 @@ int main(void) {
 """
 
 
-# The snippets of docs/state_files.md and docs/tiers.md.
+# The snippets of docs/state_files.md, docs/tiers.md and docs/transfer.md.
 PAGES = """
 #include <kvcache.h>
 #include <stdio.h>
@@ -229,6 +229,13 @@ int main(void) {
   {
     SNIPPET
     if (status != KVC_E_UNSUPPORTED && failed()) return 1;
+  }
+  {
+    int64_t length = 0;
+    const int64_t prompt_length = 20;
+    if (kvc_seq_reserve(cache, 1, prompt_length, &err) || kvc_seq_remove(other_cache, 1, &err)) return failed();
+    SNIPPET
+    if (status || kvc_seq_length(other_cache, 1, &length, &err) || length != prompt_length) return failed() | 1;
   }
   kvc_cache_destroy(cache);
   kvc_cache_destroy(other_cache);
@@ -271,7 +278,7 @@ def main():
     check_heart(heart, programs[0])
     with tempfile.TemporaryDirectory() as scratch:
         guide = filled(GUIDE, "docs/guide.md")
-        pages = filled(PAGES, "docs/state_files.md", "docs/tiers.md")
+        pages = filled(PAGES, "docs/state_files.md", "docs/tiers.md", "docs/transfer.md")
         recipes = filled(RECIPES, "docs/recipes.md")
         for number, (text, more) in enumerate([*((text, []) for text in programs), *((text, LOOSE) for text in (guide, pages, recipes))]):
             source = pathlib.Path(scratch) / f"snippet{number}.c"
