@@ -36,48 +36,42 @@ bool LoopbackNetwork::rolls(int32_t chance) {
 }
 
 // The caller holds the lock.
-void LoopbackNetwork::put(LoopbackEngine* to, Packet packet) {
-  packet.order = ++num_packets_;
-  to->inbox_.push_back(std::move(packet));
+void LoopbackNetwork::put(LoopbackEngine* to, std::list<Packet>& from) noexcept {
+  if (from.empty()) return;
+  from.front().order = ++num_packets_;
+  to->inbox_.splice(to->inbox_.end(), from, from.begin());
   to->pipe_.wake();
 }
 
 // The caller holds the lock. What is on its way is lost: its memory goes back to both sides before
 // they are told.
-void LoopbackNetwork::break_off(PeerId peer) {
+void LoopbackNetwork::break_off(PeerId peer) noexcept {
   const auto found = connections_.find(peer);
   if (found == connections_.end() || !found->second.is_open) return;
   found->second.is_open = false;
   for (LoopbackEngine* end : found->second.ends) {
     if (end == nullptr) continue;
-    for (size_t i = 0; i < end->inbox_.size(); ++i) {
-      Packet& packet = end->inbox_[i];
+    for (Packet& packet : end->inbox_) {
       if (packet.peer != peer) continue;
       packet.is_lost = true;
       packet.due = std::min(packet.due, now());
-      tell_sender(std::exchange(packet.sender, nullptr), packet);
+      tell_sender(packet);
     }
   }
-  for (LoopbackEngine* end : found->second.ends) {
-    if (end == nullptr) continue;
-    Packet closed;
-    closed.kind = Packet::Kind::kClosed;
-    closed.peer = peer;
-    closed.due = now();
-    put(end, std::move(closed));
+  for (int i = 0; i < 2; ++i) {
+    if (found->second.ends[i] == nullptr) continue;
+    found->second.closed[i].front().due = now();
+    put(found->second.ends[i], found->second.closed[i]);
   }
 }
 
 // The caller holds the lock. The sender, unless it is gone, has the memory of a packet back.
-void LoopbackNetwork::tell_sender(LoopbackEngine* sender, const Packet& packet) {
+void LoopbackNetwork::tell_sender(Packet& packet) noexcept {
+  LoopbackEngine* sender = std::exchange(packet.sender, nullptr);
   if (sender == nullptr) return;
   const bool lives = std::any_of(engines_.begin(), engines_.end(),
                                  [&](const auto& entry) { return entry.second == sender; });
-  if (!lives) return;
-  Packet sent;
-  sent.kind = Packet::Kind::kSent;
-  sent.sent_token = packet.sent_token;
-  put(sender, std::move(sent));
+  if (lives) put(sender, packet.sent);
 }
 
 LoopbackEngine::LoopbackEngine(std::shared_ptr<LoopbackNetwork> network, const std::string& address)
@@ -114,57 +108,62 @@ PeerId LoopbackEngine::connect(const std::string& address) {
   const auto found = network_->engines_.find(address);
   if (found == network_->engines_.end())
     fail(KVC_E_PEER, "nobody listens at \"%.100s\" in this process", address.c_str());
-  const PeerId peer = ++network_->last_peer_;
-  network_->connections_[peer] = {{this, found->second}, true};
+  LoopbackNetwork::Connection made{{this, found->second}, true, {}};
+  const PeerId peer = network_->last_peer_ + 1;
+  for (std::list<LoopbackNetwork::Packet>& closed : made.closed) {
+    closed.emplace_back();
+    closed.back().kind = LoopbackNetwork::Packet::Kind::kClosed;
+    closed.back().peer = peer;
+  }
+  network_->connections_.emplace(peer, std::move(made));
+  network_->last_peer_ = peer;
   return peer;
 }
 
 void LoopbackEngine::send(PeerId peer, std::span<const std::byte> header,
                           const std::vector<IoRange>& ranges, uint64_t token) {
-  const std::lock_guard lock(network_->mutex_);
   using Packet = LoopbackNetwork::Packet;
+  const std::lock_guard lock(network_->mutex_);
   LoopbackNetwork& net = *network_;
-  Packet packet;
+  const LoopbackFaults& faults = net.faults_;
+  const auto some_delay = [&] {
+    return static_cast<int64_t>(net.random_() %
+                                static_cast<uint64_t>(std::max<int64_t>(1, faults.most_delay)));
+  };
+  std::list<Packet> first(1), second;
+  Packet& packet = first.front();
   packet.peer = peer;
   packet.header.assign(header.begin(), header.end());
   packet.ranges = ranges;
   packet.payload_bytes = total_bytes(ranges);
   packet.sender = this;
-  packet.sent_token = token;
-  packet.due = net.now() + net.faults_.latency;
+  packet.due = net.now() + faults.latency;
+  packet.sent.emplace_back();
+  packet.sent.front().kind = Packet::Kind::kSent;
+  packet.sent.front().sent_token = token;
   const auto found = net.connections_.find(peer);
-  const bool is_open = found != net.connections_.end() && found->second.is_open;
   LoopbackEngine* to = nullptr;
-  if (is_open) {
-    const bool is_first = found->second.ends[0] == this;
-    to = found->second.ends[is_first ? 1 : 0];
-  }
-  if (to == nullptr || is_hung_ || net.rolls(net.faults_.drop)) {
-    if (is_hung_ && to != nullptr) return;
-    net.tell_sender(this, packet);
-    return;
-  }
-  if (net.rolls(net.faults_.reset)) {
-    net.tell_sender(this, packet);
+  if (found != net.connections_.end() && found->second.is_open)
+    to = found->second.ends[found->second.ends[0] == this ? 1 : 0];
+  if (to != nullptr && is_hung_) return;
+  if (to == nullptr || net.rolls(faults.drop)) return net.tell_sender(packet);
+  if (net.rolls(faults.reset)) {
+    net.tell_sender(packet);
     net.break_off(peer);
     return;
   }
-  if (net.rolls(net.faults_.delay))
-    packet.due += static_cast<int64_t>(
-        net.random_() % static_cast<uint64_t>(std::max<int64_t>(1, net.faults_.most_delay)));
-  packet.is_corrupt = net.rolls(net.faults_.corrupt);
-  packet.is_truncated = net.rolls(net.faults_.truncate);
-  if (net.rolls(net.faults_.duplicate)) {
-    Packet second = packet;
-    second.is_copy = true;
-    second.sender = nullptr;
-    second.is_corrupt = second.is_truncated = false;
+  if (net.rolls(faults.delay)) packet.due += some_delay();
+  packet.is_corrupt = net.rolls(faults.corrupt);
+  packet.is_truncated = net.rolls(faults.truncate);
+  if (net.rolls(faults.duplicate)) {
+    Packet& again = second.emplace_back();
+    again.peer = peer;
+    again.header = packet.header;
+    again.payload_bytes = packet.payload_bytes;
+    again.is_copy = true;
     for (const IoRange& range : ranges)
-      second.copy.insert(second.copy.end(), range.data, range.data + range.size);
-    second.ranges = {};
-    second.due += static_cast<int64_t>(
-        net.random_() % static_cast<uint64_t>(std::max<int64_t>(1, net.faults_.most_delay)));
-    net.put(to, std::move(second));
+      again.copy.insert(again.copy.end(), range.data, range.data + range.size);
+    again.due = packet.due + some_delay();
   }
   if (packet.is_corrupt && (packet.payload_bytes == 0 || net.random_() % 4 == 0)) {
     packet.header[net.random_() % packet.header.size()] ^=
@@ -175,7 +174,8 @@ void LoopbackEngine::send(PeerId peer, std::span<const std::byte> header,
     packet.header.resize(net.random_() % packet.header.size());
     packet.is_truncated = false;
   }
-  net.put(to, std::move(packet));
+  net.put(to, second);
+  net.put(to, first);
 }
 
 void LoopbackEngine::close(PeerId peer) noexcept {
@@ -190,25 +190,28 @@ bool LoopbackEngine::progress(TransferEvents& events) {
   return worked;
 }
 
-// One packet that is due, in the order of the due times.
+// One packet that is due, in the order of the due times. It stays in the inbox until it is done
+// with, so that a connection that breaks meanwhile finds it; nobody else takes it out.
 bool LoopbackEngine::step(TransferEvents& events) {
   using Packet = LoopbackNetwork::Packet;
   LoopbackNetwork& net = *network_;
   std::unique_lock lock(net.mutex_);
   if (is_hung_) return false;
-  auto next = inbox_.end();
   const int64_t now = net.now();
+  auto next = inbox_.end();
   for (auto it = inbox_.begin(); it != inbox_.end(); ++it) {
-    if (it->due <= now && (next == inbox_.end() || it->due < next->due ||
-                           (it->due == next->due && it->order < next->order)))
+    if (it->due > now) continue;
+    if (next == inbox_.end() || std::pair(it->due, it->order) < std::pair(next->due, next->order))
       next = it;
-    if (!net.is_simulated_ && next != inbox_.end()) break;
+    if (!net.is_simulated_) break;  // They are in order.
   }
   if (next == inbox_.end()) return false;
-  Packet packet = std::move(*next);
-  inbox_.erase(next);
+  Packet& packet = *next;
+  std::list<Packet> done;  // Ends behind the lock's scope, so that nothing is freed under it.
+  const auto finish = [&] { done.splice(done.end(), inbox_, next); };
   switch (packet.kind) {
     case Packet::Kind::kSent:
+      finish();
       lock.unlock();
       events.on_sent(packet.sent_token);
       return true;
@@ -221,6 +224,7 @@ bool LoopbackEngine::step(TransferEvents& events) {
         if (found->second.ends[0] == nullptr && found->second.ends[1] == nullptr)
           net.connections_.erase(found);
       }
+      finish();
       lock.unlock();
       events.on_closed(packet.peer);
       return true;
@@ -233,56 +237,53 @@ bool LoopbackEngine::step(TransferEvents& events) {
                                   &packet.landing_token) &&
                 packet.payload_bytes != 0;
         lock.lock();
-        // The connection may have broken in between.
-        const auto found = net.connections_.find(packet.peer);
-        packet.is_lost = found == net.connections_.end() || !found->second.is_open;
-        if (packet.is_lost) net.tell_sender(std::exchange(packet.sender, nullptr), packet);
       }
       if (!wants) {
-        net.tell_sender(packet.sender, packet);
+        net.tell_sender(packet);
+        finish();
         return true;
       }
       packet.kind = Packet::Kind::kLanding;
-      packet.due = net.now() + net.faults_.latency;
-      if (net.is_simulated_) {
-        net.put(this, std::move(packet));
-        return true;
-      }
+      packet.due = std::max(packet.due, net.now() + net.faults_.latency);
+      packet.order = ++net.num_packets_;
+      if (net.is_simulated_) return true;
       break;
     }
     case Packet::Kind::kLanding: break;
   }
-  // A payload lands. Its sender is told when it has been read.
-  bool is_whole = !packet.is_lost && (packet.is_copy || packet.sender != nullptr);
-  if (is_whole) {
-    uint64_t left = packet.payload_bytes;
-    if (packet.is_truncated) {
-      left = net.random_() % left;
-      is_whole = false;
-    }
-    std::vector<IoRange> from = packet.ranges;
-    if (packet.is_copy) from = {{packet.copy.data(), packet.copy.size()}};
-    size_t source = 0, offset = 0;
-    for (const IoRange& range : packet.into) {
-      for (size_t at = 0; at < range.size && left > 0;) {
-        const size_t bytes = std::min<uint64_t>(
-            {range.size - at, from[source].size - offset, static_cast<size_t>(left)});
-        std::memcpy(range.data + at, from[source].data + offset, bytes);
-        at += bytes;
-        offset += bytes;
-        left -= bytes;
-        if (offset == from[source].size) ++source, offset = 0;
-      }
-    }
-    if (packet.is_corrupt) {
-      const IoRange& range = packet.into[net.random_() % packet.into.size()];
-      range.data[net.random_() % range.size] ^= static_cast<std::byte>(1u << (net.random_() % 8));
-    }
-  }
-  net.tell_sender(packet.sender, packet);
+  const bool is_whole = land(packet);
+  net.tell_sender(packet);
+  finish();
   lock.unlock();
   events.on_received(packet.landing_token, is_whole);
   return true;
+}
+
+// Copies a payload to where it goes. Returns whether all of it has come. The caller holds the lock.
+bool LoopbackEngine::land(LoopbackNetwork::Packet& packet) {
+  LoopbackNetwork& net = *network_;
+  if (packet.is_lost || (!packet.is_copy && packet.sender == nullptr)) return false;
+  uint64_t left = packet.payload_bytes;
+  if (packet.is_truncated) left = net.random_() % left;
+  const IoRange copied{packet.copy.data(), packet.copy.size()};
+  const IoRange* from = packet.is_copy ? &copied : packet.ranges.data();
+  size_t offset = 0;
+  for (const IoRange& range : packet.into) {
+    for (size_t at = 0; at < range.size && left > 0;) {
+      const size_t bytes =
+          static_cast<size_t>(std::min<uint64_t>({range.size - at, from->size - offset, left}));
+      std::memcpy(range.data + at, from->data + offset, bytes);
+      at += bytes;
+      offset += bytes;
+      left -= bytes;
+      if (offset == from->size) ++from, offset = 0;
+    }
+  }
+  if (packet.is_corrupt) {
+    const IoRange& range = packet.into[net.random_() % packet.into.size()];
+    range.data[net.random_() % range.size] ^= static_cast<std::byte>(1u << (net.random_() % 8));
+  }
+  return !packet.is_truncated;
 }
 
 }  // namespace kvc

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -57,10 +57,6 @@ class LoopbackNetwork {
  private:
   friend class LoopbackEngine;
 
-  struct Connection {
-    LoopbackEngine* ends[2];  // Null: that end is gone, or has been told that it is closed.
-    bool is_open = true;
-  };
   struct Packet {
     enum class Kind : uint8_t { kMessage, kLanding, kSent, kClosed };
     Kind kind = Kind::kMessage;
@@ -79,12 +75,19 @@ class LoopbackNetwork {
     bool is_lost = false;
     std::vector<IoRange> into;  // kLanding.
     uint64_t landing_token = 0;
+    std::list<Packet> sent;  // Tells the sender; made beforehand, so that it needs no memory.
+  };
+  struct Connection {
+    LoopbackEngine* ends[2];  // Null: that end is gone, or has been told that it is closed.
+    bool is_open = true;
+    std::list<Packet> closed[2];  // They tell the ends.
   };
 
   bool rolls(int32_t chance);
-  void put(LoopbackEngine* to, Packet packet);
-  void break_off(PeerId peer);
-  void tell_sender(LoopbackEngine* sender, const Packet& packet);
+  // The first packet of `from`, if it has one.
+  void put(LoopbackEngine* to, std::list<Packet>& from) noexcept;
+  void break_off(PeerId peer) noexcept;
+  void tell_sender(Packet& packet) noexcept;
 
   mutable std::mutex mutex_;
   bool is_simulated_ = false;
@@ -122,11 +125,12 @@ class LoopbackEngine final : public TransferEngine {
  private:
   friend class LoopbackNetwork;
   bool step(TransferEvents& events);
+  bool land(LoopbackNetwork::Packet& packet);
 
   std::shared_ptr<LoopbackNetwork> network_;
   std::string address_;
   WakePipe pipe_;
-  std::deque<LoopbackNetwork::Packet> inbox_;  // Under the network's lock.
+  std::list<LoopbackNetwork::Packet> inbox_;  // Under the network's lock.
   bool is_hung_ = false;
 };
 

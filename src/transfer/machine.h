@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,15 @@ struct Outgoing {
   std::vector<IoRange> ranges;  // The payload.
   PeerId to = 0;                // 0: the other side of the transfer.
 };
+
+// A sentence, or nothing where there is no memory for it.
+inline std::string text_of(const char* text) noexcept {
+  try {
+    return text;
+  } catch (const std::bad_alloc&) {
+    return {};
+  }
+}
 
 // How a transfer ended.
 struct TransferEnd {

@@ -202,12 +202,11 @@ void Receiver::end(kvc_status status, std::string text, std::string peer_text, b
   end_ = {status, std::move(text), std::move(peer_text)};
   state_ = State::kEnding;
   drain_until_ = later(now, limits_.drain);
-  if (peer_ != 0) {
-    if (tells) {
-      say(MessageKind::kCancel, end_.status, end_.text);
-    } else {
-      say(MessageKind::kCancelled);
-    }
+  try {
+    if (peer_ != 0 && tells) say(MessageKind::kCancel, end_.status, end_.text);
+    if (peer_ != 0 && !tells) say(MessageKind::kCancelled);
+  } catch (const std::bad_alloc&) {
+    // The other side's own limits end it.
   }
   settle();
 }
@@ -225,12 +224,14 @@ void Receiver::on_closed(PeerId peer, int64_t now) {
   if (peer != peer_) return;
   peer_ = 0;
   if (state_ == State::kWaiting || state_ == State::kReceiving)
-    end(KVC_E_PEER, "the connection to the sender is gone", {}, false, now);
+    end(KVC_E_PEER, text_of("the connection to the sender is gone"), {}, false, now);
+  settle();
 }
 
 void Receiver::on_time(int64_t now) {
   if (state_ == State::kEnding) {
-    if (now >= drain_until_) {
+    settle();
+    if (state_ == State::kEnding && now >= drain_until_) {
       wants_close_ = true;
       drain_until_ = kNever;
     }
@@ -238,9 +239,9 @@ void Receiver::on_time(int64_t now) {
   }
   if (state_ != State::kWaiting && state_ != State::kReceiving) return;
   if (now >= deadline_) {
-    end(KVC_E_TIMEOUT, "the deadline of the transfer is over", {}, true, now);
+    end(KVC_E_TIMEOUT, text_of("the deadline of the transfer is over"), {}, true, now);
   } else if (peer_epoch_ != 0 && now >= later(last_heard_, limits_.idle)) {
-    end(KVC_E_TIMEOUT, "the sender has said nothing for too long", {}, true, now);
+    end(KVC_E_TIMEOUT, text_of("the sender has said nothing for too long"), {}, true, now);
   } else if (state_ == State::kReceiving && now >= later(last_said_, limits_.beat)) {
     last_said_ = now;
     say(MessageKind::kBeat);
@@ -261,14 +262,14 @@ int64_t Receiver::next_time() const {
   return kNever;
 }
 
-void Receiver::cancel(kvc_status status, const std::string& text, int64_t now) {
+void Receiver::cancel(kvc_status status, std::string text, int64_t now) {
   if (state_ == State::kArrived) {
     // What has arrived is given up; the sender has its answer.
-    end_ = {status, text, {}};
+    end_ = {status, std::move(text), {}};
     state_ = State::kFailed;
     return;
   }
-  end(status, text, {}, true, now);
+  end(status, std::move(text), {}, true, now);
 }
 
 }  // namespace kvc

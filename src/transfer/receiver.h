@@ -56,7 +56,7 @@ class Receiver {
   void on_landed(const Message& message, bool is_good, int64_t now);
   void on_closed(PeerId peer, int64_t now);
   void on_time(int64_t now);
-  void cancel(kvc_status status, const std::string& text, int64_t now);
+  void cancel(kvc_status status, std::string text, int64_t now);
   // When on_time() is due.
   int64_t next_time() const;
 

@@ -1,6 +1,7 @@
 #include "src/transfer/sender.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "src/base/error.h"
@@ -47,6 +48,8 @@ Message Sender::message_of(MessageKind kind) const {
 }
 
 void Sender::say(Message message, std::vector<IoRange> ranges, int64_t now) {
+  outgoing_.reserve(outgoing_.size() + 1);
+  // Nothing throws from here on.
   last_said_ = now;
   message.payload_bytes = total_bytes(ranges);
   if (message.payload_bytes != 0) {
@@ -164,7 +167,11 @@ void Sender::on_sent(const Message& message, int64_t now) {
   } else {
     --num_bodies_out_;
   }
-  go_on(now);
+  try {
+    go_on(now);
+  } catch (const std::bad_alloc&) {
+    end(KVC_E_NO_MEMORY, {}, {}, MessageKind::kCancel, now);
+  }
   settle();
 }
 
@@ -175,13 +182,17 @@ void Sender::end(kvc_status status, std::string text, std::string peer_text, Mes
   state_ = State::kEnding;
   queue_.clear();
   drain_until_ = later(now, limits_.drain);
-  if (peer_ != 0) {
-    Message message = message_of(last);
-    if (last == MessageKind::kCancel) {
-      message.status = end_.status;
-      message.text = end_.text;
+  try {
+    if (peer_ != 0) {
+      Message message = message_of(last);
+      if (last == MessageKind::kCancel) {
+        message.status = end_.status;
+        message.text = end_.text;
+      }
+      say(std::move(message), {}, now);
     }
-    say(std::move(message), {}, now);
+  } catch (const std::bad_alloc&) {
+    // The other side's own limits end it.
   }
   settle();
 }
@@ -196,22 +207,26 @@ void Sender::settle() {
 void Sender::on_closed(PeerId peer, int64_t now) {
   if (peer != peer_) return;
   peer_ = 0;
-  end(KVC_E_PEER, "the connection to the receiver is gone", {}, MessageKind::kCancel, now);
+  end(KVC_E_PEER, text_of("the connection to the receiver is gone"), {}, MessageKind::kCancel, now);
+  settle();
 }
 
 void Sender::on_time(int64_t now) {
   if (is_over()) return;
   if (state_ == State::kEnding || state_ == State::kClosing) {
-    if (now >= drain_until_) {
+    settle();
+    if (!is_over() && now >= drain_until_) {
       wants_close_ = true;
       drain_until_ = kNever;
     }
     return;
   }
   if (now >= deadline_) {
-    end(KVC_E_TIMEOUT, "the deadline of the transfer is over", {}, MessageKind::kCancel, now);
+    end(KVC_E_TIMEOUT, text_of("the deadline of the transfer is over"), {}, MessageKind::kCancel,
+        now);
   } else if (now >= later(last_heard_, limits_.idle)) {
-    end(KVC_E_TIMEOUT, "the receiver has said nothing for too long: it may have everything", {},
+    end(KVC_E_TIMEOUT,
+        text_of("the receiver has said nothing for too long: it may have everything"), {},
         MessageKind::kCancel, now);
   } else if (now >= later(last_said_, limits_.beat)) {
     // What has not been answered is said again, unless the last one is still on its way.
@@ -231,8 +246,8 @@ int64_t Sender::next_time() const {
   return std::min({deadline_, later(last_heard_, limits_.idle), later(last_said_, limits_.beat)});
 }
 
-void Sender::cancel(kvc_status status, const std::string& text, int64_t now) {
-  end(status, text, {}, MessageKind::kCancel, now);
+void Sender::cancel(kvc_status status, std::string text, int64_t now) {
+  end(status, std::move(text), {}, MessageKind::kCancel, now);
 }
 
 }  // namespace kvc

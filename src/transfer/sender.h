@@ -50,7 +50,7 @@ class Sender {
   void on_sent(const Message& message, int64_t now);
   void on_closed(PeerId peer, int64_t now);
   void on_time(int64_t now);
-  void cancel(kvc_status status, const std::string& text, int64_t now);
+  void cancel(kvc_status status, std::string text, int64_t now);
   int64_t next_time() const;
 
   std::vector<Outgoing> take_outgoing() { return std::exchange(outgoing_, {}); }

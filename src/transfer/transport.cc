@@ -194,8 +194,7 @@ void Transport::quiesce(Transfer& transfer) noexcept {
   cancel(transfer, KVC_E_CANCELLED, "the cache of the transfer is gone");
   std::unique_lock lock(mutex_);
   if (is_over(transfer) || is_shut_) return;
-  engine_->close(transfer.receiver_ != nullptr ? transfer.receiver_->peer()
-                                               : transfer.sender_->peer());
+  engine_->close(peer_of(transfer));
   while (!is_over(transfer)) {
     if (options_.has_thread && !is_shut_) {
       lock.unlock();
@@ -243,7 +242,7 @@ void Transport::transmit(PeerId peer, Message message, const std::vector<IoRange
   if (has_payload) transfer->sender_->on_sent(message, engine_->now());
 }
 
-void Transport::flush(const std::shared_ptr<Transfer>& transfer) {
+void Transport::flush(const std::shared_ptr<Transfer>& transfer) noexcept {
   for (bool more = true; more;) {
     std::vector<Outgoing> outgoing;
     PeerId peer = 0;
@@ -266,20 +265,18 @@ void Transport::flush(const std::shared_ptr<Transfer>& transfer) {
 }
 
 // Tells the cache once, and forgets what is over.
-void Transport::settle(const std::shared_ptr<Transfer>& transfer) {
+void Transport::settle(const std::shared_ptr<Transfer>& transfer) noexcept {
   const bool over = is_over(*transfer);
   const bool arrived =
       transfer->receiver_ != nullptr && transfer->receiver_->state() == Receiver::State::kArrived;
-  if (!over && !(arrived && !transfer->has_told_)) return;
-  const bool is_known = transfers_.count({transfer->id(), transfer->receiver_ != nullptr}) != 0;
-  if (over && is_known) {
-    const bool failed = transfer->receiver_ != nullptr
-                            ? transfer->receiver_->is_over()
-                            : transfer->sender_->state() == Sender::State::kFailed;
-    ++(failed ? counters_.transfers_failed : counters_.transfers_done);
+  if (over && !transfer->has_ended_ && !transfer->is_done_) {
+    const bool is_sent =
+        transfer->sender_ != nullptr && transfer->sender_->state() == Sender::State::kDone;
+    ++(is_sent ? counters_.transfers_done : counters_.transfers_failed);
+    transfer->has_ended_ = true;
     bury(*transfer);
     transfers_.erase({transfer->id(), transfer->receiver_ != nullptr});
-  } else if (arrived) {
+  } else if (arrived && !transfer->has_told_) {
     ++counters_.transfers_done;
   } else {
     return;
@@ -289,7 +286,7 @@ void Transport::settle(const std::shared_ptr<Transfer>& transfer) {
   changed_.notify_all();
 }
 
-void Transport::bury(Transfer& transfer) {
+void Transport::bury(Transfer& transfer) noexcept {
   if (transfer.receiver_ == nullptr) return;
   const bool arrived = transfer.receiver_->state() == Receiver::State::kArrived;
   try {
@@ -369,6 +366,7 @@ bool Transport::on_message(PeerId from, std::span<const std::byte> header, uint6
     }
     flush(transfer);
   } catch (const std::exception&) {
+    landings_.erase(last_token_ + 1);
     engine_->close(from);  // Without memory to go on.
   }
   return wants;
@@ -408,14 +406,9 @@ void Transport::on_sent(uint64_t token) {
 void Transport::on_closed(PeerId peer) {
   garbage_.erase(peer);
   std::erase_if(peers_, [&](const auto& entry) { return entry.second == peer; });
-  std::vector<std::shared_ptr<Transfer>> affected;
-  for (const auto& [key, transfer] : transfers_) {
-    const PeerId mine = transfer->receiver_ != nullptr ? transfer->receiver_->peer()
-                        : transfer->sender_ != nullptr ? transfer->sender_->peer()
-                                                       : 0;
-    if (mine == peer) affected.push_back(transfer);
-  }
-  for (const std::shared_ptr<Transfer>& transfer : affected) {
+  for (auto next = transfers_.begin(); next != transfers_.end();) {
+    const std::shared_ptr<Transfer> transfer = (next++)->second;  // flush() may erase it.
+    if (peer_of(*transfer) != peer) continue;
     if (transfer->receiver_ != nullptr) transfer->receiver_->on_closed(peer, engine_->now());
     if (transfer->sender_ != nullptr) transfer->sender_->on_closed(peer, engine_->now());
     flush(transfer);
@@ -426,14 +419,9 @@ void Transport::on_closed(PeerId peer) {
 
 void Transport::run_timers() {
   const int64_t now = engine_->now();
-  std::vector<std::shared_ptr<Transfer>> due;
-  for (const auto& [key, transfer] : transfers_) {
-    const int64_t next = transfer->receiver_ != nullptr ? transfer->receiver_->next_time()
-                         : transfer->sender_ != nullptr ? transfer->sender_->next_time()
-                                                        : kNever;
-    if (next <= now) due.push_back(transfer);
-  }
-  for (const std::shared_ptr<Transfer>& transfer : due) {
+  for (auto next = transfers_.begin(); next != transfers_.end();) {
+    const std::shared_ptr<Transfer> transfer = (next++)->second;  // flush() may erase it.
+    if (next_time_of(*transfer) > now) continue;
     if (transfer->receiver_ != nullptr) transfer->receiver_->on_time(now);
     if (transfer->sender_ != nullptr) transfer->sender_->on_time(now);
     flush(transfer);
@@ -452,12 +440,19 @@ bool Transport::run_once() {
   return worked;
 }
 
+int64_t Transport::next_time_of(const Transfer& transfer) {
+  if (transfer.receiver_ != nullptr) return transfer.receiver_->next_time();
+  return transfer.sender_ != nullptr ? transfer.sender_->next_time() : kNever;
+}
+
+PeerId Transport::peer_of(const Transfer& transfer) {
+  if (transfer.receiver_ != nullptr) return transfer.receiver_->peer();
+  return transfer.sender_ != nullptr ? transfer.sender_->peer() : 0;
+}
+
 int64_t Transport::next_time() const {
   int64_t next = kNever;
-  for (const auto& [key, transfer] : transfers_) {
-    if (transfer->receiver_ != nullptr) next = std::min(next, transfer->receiver_->next_time());
-    if (transfer->sender_ != nullptr) next = std::min(next, transfer->sender_->next_time());
-  }
+  for (const auto& [key, transfer] : transfers_) next = std::min(next, next_time_of(*transfer));
   return next;
 }
 
@@ -523,27 +518,31 @@ void Transport::shut_down() noexcept {
   const std::lock_guard lock(mutex_);
   if (is_shut_) return;
   is_closed_ = true;
-  std::map<Key, std::shared_ptr<Transfer>> open = transfers_;
+  std::map<Key, std::shared_ptr<Transfer>> open;
+  open.swap(transfers_);
+  const auto is_quiet = [](const Transfer& transfer) {
+    return is_over(transfer) || (transfer.receiver_ != nullptr &&
+                                 transfer.receiver_->state() == Receiver::State::kArrived);
+  };
   for (const auto& [key, transfer] : open) {
-    if (transfer->receiver_ != nullptr && transfer->receiver_->state() != Receiver::State::kArrived)
-      transfer->receiver_->cancel(KVC_E_CANCELLED, "the transport is gone", engine_->now());
+    if (is_quiet(*transfer)) continue;
+    std::string text = text_of("the transport is gone");
+    if (transfer->receiver_ != nullptr)
+      transfer->receiver_->cancel(KVC_E_CANCELLED, std::move(text), engine_->now());
     if (transfer->sender_ != nullptr)
-      transfer->sender_->cancel(KVC_E_CANCELLED, "the transport is gone", engine_->now());
+      transfer->sender_->cancel(KVC_E_CANCELLED, std::move(text), engine_->now());
     flush(transfer);
   }
   // Each says so to its peer before the connections go.
   run_once();
   for (const auto& [key, transfer] : open) {
-    const PeerId peer =
-        transfer->receiver_ != nullptr ? transfer->receiver_->peer() : transfer->sender_->peer();
-    if (peer != 0 && !is_over(*transfer)) engine_->close(peer);
+    const PeerId peer = peer_of(*transfer);
+    if (!is_quiet(*transfer) && peer != 0) engine_->close(peer);
   }
   for (const auto& [key, transfer] : open) {
-    const bool stays =
-        transfer->receiver_ != nullptr && transfer->receiver_->state() == Receiver::State::kArrived;
-    while (!stays && !is_over(*transfer)) run_once();
+    while (!is_quiet(*transfer)) run_once();
+    settle(transfer);
   }
-  transfers_.clear();
   is_shut_ = true;
   engine_->wake();  // For progress() on another thread.
   engine_.reset();

@@ -52,8 +52,9 @@ class Transfer {
   // Set by the transport.
   std::unique_ptr<Receiver> receiver_;
   std::unique_ptr<Sender> sender_;
-  bool has_told_ = false;
-  bool is_done_ = false;  // The cache has made it an ordinary sequence.
+  bool has_told_ = false;   // The cache knows that it has arrived.
+  bool has_ended_ = false;  // The cache knows that it is over.
+  bool is_done_ = false;    // The cache has made it an ordinary sequence.
 };
 
 struct TransferReport {
@@ -152,14 +153,15 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   void start(const std::shared_ptr<Transfer>& transfer);
   bool run_once();
   void run_timers();
-  void flush(const std::shared_ptr<Transfer>& transfer);
-  void flush_all();
+  void flush(const std::shared_ptr<Transfer>& transfer) noexcept;
   void answer_stranger(PeerId from, const Message& message);
-  void settle(const std::shared_ptr<Transfer>& transfer);
-  void bury(Transfer& transfer);
+  void settle(const std::shared_ptr<Transfer>& transfer) noexcept;
+  void bury(Transfer& transfer) noexcept;
   void transmit(PeerId peer, Message message, const std::vector<IoRange>& ranges,
                 const std::shared_ptr<Transfer>& transfer);
   int64_t next_time() const;
+  static int64_t next_time_of(const Transfer& transfer);
+  static PeerId peer_of(const Transfer& transfer);
   TransferReport report_locked(const Transfer& transfer) const;
   static bool is_over(const Transfer& transfer);
   void run_thread();

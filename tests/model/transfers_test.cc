@@ -13,6 +13,7 @@
 #include "src/capi/call.h"
 #include "src/transfer/loopback.h"
 #include "src/transfer/transport.h"
+#include "tests/model/allocation_failures.h"
 #include "tests/model/host_tensor.h"
 #include "tests/model/random.h"
 #include "tests/model/seeds.h"
@@ -415,6 +416,88 @@ class TransferRun {
   int64_t num_arrived_ = 0, num_failed_ = 0;
   Coverage coverage_;
 };
+
+// Every single allocation of a transfer fails once: those of recv and send change nothing then, and
+// those on its way let both sides end.
+TEST(TransfersWithoutMemory, EndWholeOrNotAtAll) {
+  const Shape shape{4, 5, 2, true, true};
+  SimulatedCache source(shape, false, 100), target(shape, true, 100);
+  Random random(1);
+  std::vector<int32_t> ids(30, 3);
+  ASSERT_TRUE(source.append(0, 30, random, ids));
+  (void)target.append(9, 11, random, {});
+  ASSERT_EQ(kvc_prefix_reset(target.get(), nullptr), KVC_OK);  // As behind each transfer below.
+  const Bytes sent = source.saved(0), own = target.saved(9);
+  const int64_t source_used = source.used(), target_used = target.used();
+  ReceiveRequest receive;
+  receive.num_tokens = 30;
+  receive.publishes = true;
+  int64_t failed[3] = {};
+  for (int stage = 0; stage < 3; ++stage) {
+    for (int64_t n = 1;; ++n) {
+      SCOPED_TRACE("stage " + std::to_string(stage) + ", allocation " + std::to_string(n));
+      const auto network = std::make_shared<LoopbackNetwork>(1, LoopbackFaults{});
+      TransportOptions options;
+      options.has_thread = false;
+      const auto from = Transport::open(std::make_unique<LoopbackEngine>(network, "a"), options);
+      const auto to = Transport::open(std::make_unique<LoopbackEngine>(network, "b"), options);
+      std::shared_ptr<Transfer> receiving, sending;
+      const auto arm = [&](int now) {
+        if (now == stage) arm_allocation_failure(n);
+      };
+      bool has_failed = false, is_refused = false;
+      try {
+        arm(0);
+        receiving = target.cache().transfers.receive(to, receive);
+        has_failed |= disarm_allocation_failure();
+        const Ticket ticket = decode_ticket(CacheTransfers::ticket_of(*receiving, *to));
+        arm(1);
+        sending = source.cache().transfers.send(from, ticket, SendRequest{});
+        has_failed |= disarm_allocation_failure();
+        arm(2);
+        for (int i = 0; i < 300; ++i) {
+          network->set_now(network->now() + 200 * kMilli);
+          from->progress(0);
+          to->progress(0);
+          source.cache().transfers.try_settle();
+          target.cache().transfers.try_settle();
+        }
+        has_failed |= disarm_allocation_failure();
+      } catch (const std::bad_alloc&) {
+        has_failed |= disarm_allocation_failure();
+        is_refused = true;
+      }
+      from->shut_down();
+      to->shut_down();
+      source.cache().transfers.try_settle();
+      target.cache().transfers.try_settle();
+      source.check();
+      target.check();
+      EXPECT_EQ(source.saved(0), sent);
+      EXPECT_EQ(target.saved(9), own);
+      EXPECT_EQ(source.used(), source_used);
+      int64_t length = 0;
+      const bool is_there = kvc_seq_length(target.get(), 0, &length, nullptr) == KVC_OK;
+      if (is_there) {
+        EXPECT_EQ(target.saved(0), sent);
+        ASSERT_EQ(kvc_seq_remove(target.get(), 0, nullptr), KVC_OK);
+      }
+      EXPECT_EQ(target.used(), target_used);
+      (void)kvc_prefix_reset(target.get(), nullptr);
+      // A send whose first word could not be said has begun, and fails like one on its way.
+      EXPECT_TRUE(stage == 1 || is_refused == (has_failed && stage == 0));
+      if (!has_failed) {
+        EXPECT_TRUE(is_there);
+        break;
+      }
+      ++failed[stage];
+      ASSERT_FALSE(HasFailure());
+    }
+  }
+  EXPECT_GT(failed[0], 10);
+  EXPECT_GT(failed[1], 10);
+  EXPECT_GT(failed[2], 50);
+}
 
 TEST(RandomTransfers, EveryOneEndsWholeOrNotAtAll) {
   SeedResult result = run_seeds<TransferRun>("transfers", 1, 10000, 25);
