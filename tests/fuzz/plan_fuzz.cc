@@ -78,6 +78,8 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     kvc_layer_info one{};
     one.struct_size = sizeof(one);
     KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &one, nullptr) == KVC_OK);
+    KVC_FUZZ_CHECK((one.kept_group < 0) == (one.keep_tokens == 0) &&
+                   one.kept_group < info.num_groups);
     KVC_FUZZ_CHECK(one.group >= -1 && one.group < info.num_groups &&
                    one.region_offset + one.page_bytes <= one.region_bytes);
     KVC_FUZZ_CHECK(one.k_page_bytes + one.v_page_bytes + one.k_scale_bytes + one.v_scale_bytes <=
@@ -88,9 +90,13 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     kvc_group_info one{};
     one.struct_size = sizeof(one);
     KVC_FUZZ_CHECK(kvc_plan_group_get(plan, group, &one, nullptr) == KVC_OK);
-    KVC_FUZZ_CHECK(one.page_bytes == group_bytes[static_cast<size_t>(group)] &&
-                   one.page_bytes + one.padding_bytes == info.page_bytes);
-    KVC_FUZZ_CHECK(one.page_size % info.page_size == 0 &&
+    // Kept rows have groups of their own, which no layer has as its group.
+    KVC_FUZZ_CHECK(one.keep_tokens != 0
+                       ? one.page_bytes > 0
+                       : one.page_bytes == group_bytes[static_cast<size_t>(group)]);
+    KVC_FUZZ_CHECK(one.page_bytes + one.padding_bytes == info.page_bytes);
+    KVC_FUZZ_CHECK((one.keep_tokens != 0 ? info.page_size % one.page_size
+                                         : one.page_size % info.page_size) == 0 &&
                    (one.first_layer < 0) == (one.num_layers == 0));
   }
   get_sized<kvc_layer_info>(input, [&](kvc_layer_info* out) {

@@ -18,7 +18,7 @@ import tiny_gguf
 TOOL = sys.argv.pop(1)
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 TEXT = "Boats moor at C; dogs wear a lead!"  # Without a merge of the vocabulary: a token is a byte.
-FIELDS = {"bench", "library", "cpu", "isa", "threads", "model", "weights", "kv_dtype", "bytes_per_token", "text", "tokens",
+FIELDS = {"bench", "library", "cpu", "isa", "threads", "model", "weights", "kv_dtype", "keep_tokens", "bytes_per_token", "text", "tokens",
           "window", "stride", "perplexity", "seconds"}
 ASKED = {"right", "questions", "wrong"}
 
