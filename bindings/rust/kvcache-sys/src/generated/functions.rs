@@ -1260,7 +1260,8 @@ extern "C" {
     ///         kvc_export_pool shows as KVC_POOL_BYTES
     ///
     /// Pages of equal kvc_layout_fingerprint can be imported elsewhere as they are. SHARED layers: the
-    /// source's. The tables of sequences are not looked at: any page may be named.
+    /// source's. The tables of sequences are not looked at: any page may be named. A page of a sequence
+    /// on its way (kvc_transfer_recv) is being written by the transport's thread: do not name it.
     ///
     /// Misuse:    tensors                 ids, out.
     ///            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
