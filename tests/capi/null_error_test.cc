@@ -39,8 +39,15 @@ class World {
     }
     kvc_forward_desc desc = description();
     EXPECT_EQ(kvc_forward_begin(open_, &desc, &fwd_, nullptr), KVC_OK);
+    kvc_transport_desc here{};
+    here.struct_size = sizeof here;
+    here.flags = KVC_TRANSPORT_MANUAL_PROGRESS;
+    EXPECT_EQ(kvc_transport_open(&here, &transport_, nullptr), KVC_OK);
   }
   ~World() {
+    kvc_transfer_destroy(made_transfer_);
+    kvc_transport_destroy(made_transport_);
+    kvc_transport_destroy(transport_);
     if (made_forward_ != nullptr) (void)kvc_forward_abort(made_forward_, nullptr);
     kvc_plan_destroy(made_plan_);
     kvc_cache_destroy(made_cache_);
@@ -76,6 +83,13 @@ class World {
       return plan_;
     } else if constexpr (std::is_same_v<T, kvc_forward*> || std::is_same_v<T, const kvc_forward*>) {
       return fwd_;
+    } else if constexpr (std::is_same_v<T, kvc_transport*> ||
+                         std::is_same_v<T, const kvc_transport*>) {
+      return transport_;
+    } else if constexpr (std::is_same_v<T, kvc_transport**>) {
+      return &made_transport_;
+    } else if constexpr (std::is_same_v<T, kvc_transfer**>) {
+      return &made_transfer_;
     } else if constexpr (std::is_same_v<T, kvc_plan**>) {
       return &made_plan_;
     } else if constexpr (std::is_same_v<T, kvc_cache**>) {
@@ -159,6 +173,8 @@ class World {
   float element_ = 0;
   int64_t shape_ = 1;
   DLTensor tensor_{&element_, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, &shape_, nullptr, 0};
+  kvc_transport *transport_ = nullptr, *made_transport_ = nullptr;
+  kvc_transfer* made_transfer_ = nullptr;
   kvc_plan* made_plan_ = nullptr;
   kvc_cache* made_cache_ = nullptr;
   kvc_forward* made_forward_ = nullptr;
