@@ -1199,7 +1199,7 @@ typedef struct kvc_stats {
  *                 transports, stacks of threads, what a tier's module or the GPU's driver keeps,
  *                 what the heap adds to each block (16 bytes, say), what a call frees before it
  *                 returns.
- *   scratch       As of the last end of a forward; the batch as of its begin.
+ *   scratch       While a forward is open: as of its begin, where this was called before it.
  *
  * Arrays grow ahead of need, and keep their room: also that which a refused call has made.
  *

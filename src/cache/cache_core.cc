@@ -98,7 +98,7 @@ CacheCore::CacheCore(std::shared_ptr<const Plan> planned)
       sequences(&allocator, &states, &host.allocator(), &host_states, plan->spec(),
                 index.block_tokens()),
       forward(plan->spec()) {
-  count_forward_bytes();
+  step_bytes_ = count_step_bytes();
   log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads",
       ll(plan->num_pages()), ll(plan->layout().page_bytes), device->name(), device->num_threads());
 }
@@ -119,10 +119,11 @@ CacheCore::Executors CacheCore::make_executors() {
 }
 
 int64_t CacheCore::host_bytes() const {
+  is_asked_for_bytes_.store(true, std::memory_order_relaxed);
   return static_cast<int64_t>(sizeof *this) + pool.host_bytes() + allocator.host_bytes() +
-         states.host_bytes() + host.host_bytes() + host_states.host_bytes() + executor_bytes_ +
-         index.host_bytes() + tiers.host_bytes() + publisher.host_bytes() + sequences.host_bytes() +
-         forward_bytes_ + spare_histories.host_bytes();
+         states.host_bytes() + host.host_bytes() + host_states.host_bytes() + index.host_bytes() +
+         tiers.host_bytes() + publisher.host_bytes() + sequences.host_bytes() +
+         (forward.is_open() ? step_bytes_ : count_step_bytes()) + spare_histories.host_bytes();
 }
 
 void CacheCore::require_alive() const {

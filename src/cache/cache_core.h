@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -128,11 +129,10 @@ struct CacheCore {
   int64_t num_tree_nodes(const Sequence& sequence) const;
   // kvc_stats.host_bytes. O(1).
   int64_t host_bytes() const;
-  // A forward has begun or ended: calls on it, which may run beside host_bytes(), change what is
-  // counted here.
-  void count_forward_bytes() noexcept {
-    forward_bytes_ = forward.host_bytes();
-    if (!forward.is_open()) executor_bytes_ = engine->host_bytes() + device->host_bytes();
+  // A forward has begun. Calls on it, which may run beside host_bytes(), change what is noted here;
+  // for a host program that never asks, nothing is.
+  void note_step_bytes() noexcept {
+    if (is_asked_for_bytes_.load(std::memory_order_relaxed)) step_bytes_ = count_step_bytes();
   }
   void note_pages_used() {
     counters.pages_peak = std::max(counters.pages_peak, allocator.num_used());
@@ -172,9 +172,12 @@ struct CacheCore {
  private:
   const Gpu* gpu() const { return found_gpu.table == nullptr ? nullptr : &found_gpu; }
   Executors make_executors();
+  int64_t count_step_bytes() const {
+    return forward.host_bytes() + engine->host_bytes() + device->host_bytes();
+  }
 
-  int64_t forward_bytes_ = 0;   // As of the last begin or end of a forward.
-  int64_t executor_bytes_ = 0;  // As of the last end.
+  mutable std::atomic<bool> is_asked_for_bytes_{false};
+  int64_t step_bytes_ = 0;  // The forward's, engine's and device's, as of its begin.
 };
 
 // The slot of a token in the pages of its table.

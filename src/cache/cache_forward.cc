@@ -366,7 +366,7 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
   core_.counters.step_bytes = batch.step_delta().size() * sizeof(int32_t);
   core_.counters.step_copies = 1;
   core_.note_pages_used();
-  core_.count_forward_bytes();
+  core_.note_step_bytes();
   return handle_.open();
 }
 
@@ -388,7 +388,6 @@ void CacheForward::end() {
                 .publishes = !core_.forward.is_partial()},
                kOwnStream);
   core_.forward.closed();
-  core_.count_forward_bytes();
   handle_.close();
 }
 
@@ -397,7 +396,6 @@ void CacheForward::abort() {
   ++core_.counters.forwards_aborted;
   core_.forward.batch().rollback(core_.sequences, core_.allocator, core_.states);
   core_.forward.closed();
-  core_.count_forward_bytes();
   handle_.close();
 }
 

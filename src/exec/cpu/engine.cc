@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
@@ -309,16 +310,18 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
                                   is_causal(call.scope), options, tensors);
   set_rotations(*spec_, call, cached.set.has_two_q_rotations(), HostTables{cos_sin_, forward},
                 &params);
-  AttnParams kept = params;
+  std::optional<AttnParams> kept;
+  if (reads_kept) kept = params;
+  AttnParams* const kept_params = reads_kept ? &*kept : nullptr;
   if (call.scope == KeyScope::kNew) {
-    stage_new_keys(forward, call, tensors, &params, reads_kept ? &kept : nullptr);
+    stage_new_keys(forward, call, tensors, &params, kept_params);
   } else {
     params.k = pool_->k_rows(layer.source);
     params.v = pool_->v_rows(layer.source);
     if (reads_kept) {
-      kept.k = pool_->k_rows(source.kept_rows);
-      kept.v = pool_->v_rows(source.kept_rows);
-      kept.page_size = spec_->layer_page_size(source.kept_rows);
+      kept->k = pool_->k_rows(source.kept_rows);
+      kept->v = pool_->v_rows(source.kept_rows);
+      kept->page_size = spec_->layer_page_size(source.kept_rows);
     }
   }
   const WorkShape shape =
@@ -327,8 +330,7 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
   const WorkList& list = planned.list;
   params.sequences =
       planned.sequences.empty() ? cached.set.sequences().data() : planned.sequences.data();
-  kept.sequences = cached.set.kept_sequences().data();
-  const AttnParams* const kept_params = reads_kept ? &kept : nullptr;
+  if (reads_kept) kept->sequences = cached.set.kept_sequences().data();
   runner_.secure(list, params, kept_params);
   if (call.scope != KeyScope::kNew && tensors.k.base != nullptr)
     append(forward, layer.source, tensors.k, tensors.v);
