@@ -12,8 +12,8 @@ namespace kvc {
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
 // What a vector has allocated. kvc_stats.host_bytes is the sum of such functions, each named
-// host_bytes(): they count what an object has beside its own size, and what it asked for, without
-// what the heap adds.
+// host_bytes(): they count what an object has beside its own size, as it was asked for; the heap
+// adds some to each block.
 template <typename T, typename Allocator>
 int64_t host_bytes(const std::vector<T, Allocator>& values) noexcept {
   return static_cast<int64_t>(values.capacity() * sizeof(T));
@@ -36,8 +36,8 @@ class ReservedMemory {
   void use_small_pages(int64_t begin, int64_t end) noexcept;
   // Advises huge pages for what is first written from now on.
   void use_huge_pages(int64_t begin, int64_t end) noexcept;
-  // Moves small pages inside [begin, end), which advises huge pages, to huge ones, beside readers
-  // and writers. Needs has_collapse(). Takes about a millisecond per huge page.
+  // Moves small pages inside [begin, end), which advises huge pages, to huge ones. Others may read
+  // and write them meanwhile. Needs has_collapse(). Takes about a millisecond per huge page.
   void collapse(int64_t begin, int64_t end) noexcept;
   // Makes [begin, end), widened to whole pages, readable and writable; it is zero at first. Throws
   // NO_MEMORY.

@@ -101,8 +101,8 @@ struct Spec {
   int32_t num_layers = 0;  // Layers of the model.
   int32_t layer_begin = 0, layer_end = 0;
   // Layers of the slice. Behind them one entry for each layer with keep_tokens: the unquantised
-  // rows of its first tokens, which have a layer group and a part of a page as if they were a layer
-  // of their own, but no id that a caller knows.
+  // rows of its first tokens. They have a layer group and a part of a page, as layers have, but no
+  // id that a caller knows.
   std::vector<LayerSpec> layers;
   std::vector<GroupSpec> groups;
   std::vector<RopeSpec> ropes;

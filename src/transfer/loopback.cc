@@ -25,7 +25,6 @@ int64_t LoopbackNetwork::next_due() const {
   const std::lock_guard lock(mutex_);
   int64_t due = INT64_MAX;
   for (const auto& [name, engine] : engines_) {
-    if (engine->is_hung_) continue;
     for (const Packet& packet : engine->inbox_) due = std::min(due, packet.due);
   }
   return due;
@@ -145,7 +144,6 @@ void LoopbackEngine::send(PeerId peer, std::span<const std::byte> header,
   LoopbackEngine* to = nullptr;
   if (found != net.connections_.end() && found->second.is_open)
     to = found->second.ends[found->second.ends[0] == this ? 1 : 0];
-  if (to != nullptr && is_hung_) return;
   if (to == nullptr || net.rolls(faults.drop)) return net.tell_sender(packet);
   if (net.rolls(faults.reset)) {
     net.tell_sender(packet);
@@ -196,7 +194,6 @@ bool LoopbackEngine::step(TransferEvents& events) {
   using Packet = LoopbackNetwork::Packet;
   LoopbackNetwork& net = *network_;
   std::unique_lock lock(net.mutex_);
-  if (is_hung_) return false;
   const int64_t now = net.now();
   auto next = inbox_.end();
   for (auto it = inbox_.begin(); it != inbox_.end(); ++it) {

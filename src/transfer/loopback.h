@@ -1,8 +1,8 @@
 // Transfers inside one process: engines that meet in a LoopbackNetwork.
 //
-// With faults and a clock of its own, a network is a deterministic simulation: one seed, one course
-// of events. Then every payload lands some time after it was accepted, as with a network card, so
-// that memory given up too early shows.
+// With faults and a clock of its own, a network is a deterministic simulation: for one seed, events
+// take one course. Then every payload lands some time after it was accepted, as with a network card:
+// memory that is given up too early shows.
 #pragma once
 
 #include <cstddef>
@@ -119,9 +119,6 @@ class LoopbackEngine final : public TransferEngine {
   void wait(int64_t timeout_ns) override { pipe_.wait(timeout_ns); }
   void wake() noexcept override { pipe_.wake(); }
 
-  // For tests: no message reaches it or leaves it from here on, and nobody is told.
-  void hang() { is_hung_ = true; }
-
  private:
   friend class LoopbackNetwork;
   bool step(TransferEvents& events);
@@ -131,7 +128,6 @@ class LoopbackEngine final : public TransferEngine {
   std::string address_;
   WakePipe pipe_;
   std::list<LoopbackNetwork::Packet> inbox_;  // Under the network's lock.
-  bool is_hung_ = false;
 };
 
 }  // namespace kvc

@@ -14,7 +14,6 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <variant>
 #include <vector>
 
 #include "src/transfer/engine.h"

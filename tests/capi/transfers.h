@@ -105,20 +105,28 @@ inline std::string file_difference(const Cache& first, const Cache& second, kvc_
   return text;
 }
 
+// Lets both sides of a transfer begin.
+inline void begin_transfer(Cache& from, kvc_seq seq, Cache& to, const kvc_recv_desc& desc,
+                           kvc_transport* sender, kvc_transport* receiver, TestTransfer* sending,
+                           TestTransfer* receiving) {
+  expect_ok([&](kvc_error* err) {
+    return kvc_transfer_recv(to.get(), receiver, &desc, receiving->out(), err);
+  });
+  ASSERT_NE(receiving->get(), nullptr);
+  const Bytes ticket = receiving->ticket();
+  const kvc_send_desc send = send_desc(seq, ticket, desc.begin);
+  expect_ok([&](kvc_error* err) {
+    return kvc_transfer_send(from.get(), sender, &send, sending->out(), err);
+  });
+  ASSERT_NE(sending->get(), nullptr);
+}
+
 // Moves a sequence, and waits for both sides.
 inline void transfer(Cache& from, kvc_seq seq, Cache& to, const kvc_recv_desc& desc,
                      kvc_transport* sender, kvc_transport* receiver) {
   TestTransfer receiving, sending;
-  expect_ok([&](kvc_error* err) {
-    return kvc_transfer_recv(to.get(), receiver, &desc, receiving.out(), err);
-  });
-  ASSERT_NE(receiving.get(), nullptr);
-  const Bytes ticket = receiving.ticket();
-  const kvc_send_desc send = send_desc(seq, ticket, desc.begin);
-  expect_ok([&](kvc_error* err) {
-    return kvc_transfer_send(from.get(), sender, &send, sending.out(), err);
-  });
-  ASSERT_NE(sending.get(), nullptr);
+  ASSERT_NO_FATAL_FAILURE(
+      begin_transfer(from, seq, to, desc, sender, receiver, &sending, &receiving));
   expect_ok([&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
   expect_ok([&](kvc_error* err) { return sending.wait(60 * kSecond, err); });
   EXPECT_EQ(receiving.info().state, KVC_TRANSFER_DONE);

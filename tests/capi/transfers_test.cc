@@ -306,11 +306,8 @@ TEST(Transfers, TheSenderGoesOnMeanwhile) {
   append_pattern(first, 1, 10, 7);
   TestTransfer receiving, sending;
   const kvc_recv_desc desc = recv_desc(1, 10);
-  ASSERT_EQ(kvc_transfer_recv(second.get(), receiver.get(), &desc, receiving.out(), nullptr),
-            KVC_OK);
-  const Bytes ticket = receiving.ticket();
-  const kvc_send_desc send = send_desc(1, ticket);
-  ASSERT_EQ(kvc_transfer_send(first.get(), sender.get(), &send, sending.out(), nullptr), KVC_OK);
+  ASSERT_NO_FATAL_FAILURE(
+      begin_transfer(first, 1, second, desc, sender.get(), receiver.get(), &sending, &receiving));
   int64_t missing = -1;
   const kvc_seq seq = 1;
   const int64_t one = 1;
@@ -439,13 +436,12 @@ TEST(Transfers, ATicketIsOfUseOnce) {
   Cache first(net.config), second(net.config);
   const TestTransport transport, another;
   append_pattern(first, 1, 10, 7);
-  TestTransfer receiving, sending, again, late;
+  TestTransfer receiving, sending, again;
   const kvc_recv_desc desc = recv_desc(1, 10);
-  ASSERT_EQ(kvc_transfer_recv(second.get(), transport.get(), &desc, receiving.out(), nullptr),
-            KVC_OK);
+  ASSERT_NO_FATAL_FAILURE(
+      begin_transfer(first, 1, second, desc, another.get(), transport.get(), &sending, &receiving));
   const Bytes ticket = receiving.ticket();
   const kvc_send_desc send = send_desc(1, ticket);
-  ASSERT_EQ(kvc_transfer_send(first.get(), another.get(), &send, sending.out(), nullptr), KVC_OK);
   ASSERT_EQ(sending.wait(), KVC_OK);
   // It has arrived: a second sender is told the same, and writes nothing.
   ASSERT_EQ(kvc_seq_pop(first.get(), 1, 10, nullptr), KVC_OK);
@@ -638,11 +634,8 @@ TEST(Transfers, WhatHasArrivedMayBeLeftByItsTransportAndItsCache) {
   append_pattern(first, 1, 10, 7);
   TestTransfer receiving, sending;
   const kvc_recv_desc desc = recv_desc(1, 10);
-  ASSERT_EQ(kvc_transfer_recv(second.get(), transport.get(), &desc, receiving.out(), nullptr),
-            KVC_OK);
-  const Bytes ticket = receiving.ticket();
-  const kvc_send_desc send = send_desc(1, ticket);
-  ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, sending.out(), nullptr), KVC_OK);
+  ASSERT_NO_FATAL_FAILURE(begin_transfer(first, 1, second, desc, transport.get(), transport.get(),
+                                         &sending, &receiving));
   ASSERT_EQ(sending.wait(), KVC_OK);
   ASSERT_EQ(receiving.info().state, KVC_TRANSFER_ARRIVED);
   transport.destroy();

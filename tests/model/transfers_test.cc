@@ -1,4 +1,5 @@
-// Transfers over a simulated network that loses, delays, repeats, reorders, damages and cuts: one
+// Transfers over a simulated network that loses, delays, repeats, reorders, damages and cuts, between
+// sides that stand still for a while, as a stopped process does, or are started again: one
 // seed, one course of events. Whatever happens, every transfer ends, on both sides; a sequence that
 // arrives is the sender's bit for bit; one that does not leaves the cache as it was; no page is
 // leaked, and none that was given to others is written any more.
@@ -168,6 +169,7 @@ class TransferRun {
 
   int64_t run(int64_t operations) {
     for (int64_t i = 0; i < operations; ++i) step();
+    frozen_ = nullptr;
     // Everything comes to its end: the longest is a deadline.
     for (int i = 0; i < 8000 && is_running(); ++i) advance();
     if (is_running()) throw std::runtime_error("transfers never ended");
@@ -238,6 +240,10 @@ class TransferRun {
   }
 
   void step() {
+    if (frozen_ != nullptr || below(16) == 0) {
+      freeze();
+      return;
+    }
     switch (below(8)) {
       case 0:
       case 1: start(); break;
@@ -330,13 +336,28 @@ class TransferRun {
     settle();
   }
 
+  // One side stands still for some rounds: it does nothing, and what is sent to it waits.
+  void freeze() {
+    if (frozen_ == nullptr) {
+      frozen_ = below(2) == 0 ? from_.get() : to_.get();
+    } else if (below(6) == 0) {
+      frozen_ = nullptr;
+    }
+    advance();
+    if (frozen_ == to_.get()) return;
+    // The receiver lives on, and gives pages that it has to others.
+    use_receiver();
+    receiver_->check();
+  }
+
   void advance() {
-    const int64_t due = network_->next_due();
+    // What waits for a side that stands still is due already.
+    const int64_t due = frozen_ != nullptr ? INT64_MAX : network_->next_due();
     const int64_t now = network_->now();
     network_->set_now(std::max(now + 1, std::min(due, now + 250 * kMilli)));
-    from_->progress(0);
-    to_->progress(0);
-    settle();
+    for (Transport* transport : {from_.get(), to_.get()})
+      if (transport != frozen_) transport->progress(0);
+    if (frozen_ == nullptr) settle();
   }
 
   // Looks at what has come to its end.
@@ -408,6 +429,7 @@ class TransferRun {
   int64_t pages_;
   std::unique_ptr<SimulatedCache> sender_, receiver_;
   std::shared_ptr<Transport> from_, to_;
+  const Transport* frozen_ = nullptr;
   std::vector<std::vector<int32_t>> ids_;
   std::vector<int64_t> lengths_;
   std::vector<One> open_;
