@@ -1,8 +1,8 @@
 // Transfers inside one process: engines that meet in a LoopbackNetwork.
 //
 // With faults and a clock of its own, a network is a deterministic simulation: for one seed, events
-// take one course. Then every payload lands some time after it was accepted, as with a network card:
-// memory that is given up too early shows.
+// take one course. Then every payload lands some time after it was accepted, as with a network
+// card: memory that is given up too early shows.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Transfers over a simulated network that loses, delays, repeats, reorders, damages and cuts, between
-// sides that stand still for a while, as a stopped process does, or are started again: one
+// Transfers over a simulated network that loses, delays, repeats, reorders, damages and cuts,
+// between sides that stand still for a while, as a stopped process does, or are started again: one
 // seed, one course of events. Whatever happens, every transfer ends, on both sides; a sequence that
 // arrives is the sender's bit for bit; one that does not leaves the cache as it was; no page is
 // leaked, and none that was given to others is written any more.
