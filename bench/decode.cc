@@ -54,6 +54,13 @@ Report run_decode(const DecodeOptions& options) {
   // side can be faster still where hardware follows more streams; that is reported beside it.
   const ReadWay way = fastest_read_way(team, walk, Inside::kInOrder);
   const ReadWay any_way = fastest_read_way(team, walk, Inside::kAnyOrder);
+  // What a plain read of the same bytes reaches, one address after the other.
+  ReadWalk sequential = walk;
+  for (int layer = 0; layer < shape.layers; ++layer) {
+    const auto begin = sequential.portions.begin() + layer * static_cast<int64_t>(page_ids.size());
+    std::sort(begin, begin + static_cast<int64_t>(page_ids.size()));
+  }
+  const ReadWay sequential_way = fastest_read_way(team, sequential, Inside::kInOrder);
 
   // A pair reads one run of layers and attends over another half a footprint away: neither finds
   // what the other left in the cache.
@@ -62,11 +69,13 @@ Report run_decode(const DecodeOptions& options) {
   const int runs = shape.layers / run_layers;
   const auto layer_pages = static_cast<int64_t>(page_ids.size());
   const double run_bytes = layer_bytes * run_layers;
-  const Side read{run_bytes, [&](int pair) {
-                    const int64_t first = int64_t{pair % runs} * run_layers;
-                    read_portions(team, walk, way, first * layer_pages,
-                                  (first + run_layers) * layer_pages);
-                  }};
+  const auto reading = [&](const ReadWalk& of, const ReadWay& by) {
+    return Side{run_bytes, [&](int pair) {
+                  const int64_t first = int64_t{pair % runs} * run_layers;
+                  read_portions(team, of, by, first * layer_pages,
+                                (first + run_layers) * layer_pages);
+                }};
+  };
   const Side attend{run_bytes, [&](int pair) {
                       const int first = (pair + runs / 2) % runs * run_layers;
                       for (int layer = first; layer < first + run_layers; ++layer) {
@@ -74,16 +83,15 @@ Report run_decode(const DecodeOptions& options) {
                                      out.tensor());
                       }
                     }};
-  const PairedResult result = measure_pairs(shape.threads, options.common.budget, read, attend);
-  Side any_read = read;
-  any_read.work = [&](int pair) {
-    const int64_t first = int64_t{pair % runs} * run_layers;
-    read_portions(team, walk, any_way, first * layer_pages, (first + run_layers) * layer_pages);
-  };
+  const PairedResult result =
+      measure_pairs(shape.threads, options.common.budget, reading(walk, way), attend);
   Budget short_budget = options.common.budget;
   short_budget.repetitions = (short_budget.repetitions + 2) / 3;
   short_budget.seconds /= 3;
-  const PairedResult any_order = measure_pairs(shape.threads, short_budget, any_read, attend);
+  const PairedResult any_order =
+      measure_pairs(shape.threads, short_budget, reading(walk, any_way), attend);
+  const PairedResult in_address_order =
+      measure_pairs(shape.threads, short_budget, reading(sequential, sequential_way), attend);
   cache.abort(forward);
 
   report["context"] = context;
@@ -99,6 +107,8 @@ Report run_decode(const DecodeOptions& options) {
   report["side_by_side_read_gbps"] = rounded(any_order.limit_rate.median / 1e9);
   report["side_by_side_share"] = rounded(any_order.share.median);
   report["side_by_side_streams"] = any_way.streams;
+  report["sequential_read_gbps"] = rounded(in_address_order.limit_rate.median / 1e9);
+  report["sequential_share"] = rounded(in_address_order.share.median);
   return report;
 }
 
