@@ -16,7 +16,7 @@ void find_modules() {
       return std::filesystem::exists(candidate / name, error);
     };
     if (!holds("libkvcache_cuda.so") && !holds("libkvcache_tier_rocksdb.so") &&
-        !holds("libkvcache_tier_redis.so"))
+        !holds("libkvcache_tier_redis.so") && !holds("libkvcache_transport_ucx.so"))
       continue;
     if (*place != '\0') (void)kvc_module_path_set(candidate.c_str(), nullptr);
     return;

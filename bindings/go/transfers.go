@@ -16,8 +16,9 @@ import (
 
 // TransportOptions say how a transport is opened. The zero value is right for caches of one process.
 type TransportOptions struct {
-	Engine string // what moves the bytes; "": "loopback", between transports of one process
+	Engine string // what moves the bytes; "": "loopback", in one process; "ucx", between processes and machines
 	// Address is where peers reach it. "loopback": a name that is new in this process; "": one is made.
+	// "ucx": an IPv4 address of this machine with a port; "": a free one of 127.0.0.1.
 	Address        string
 	ManualProgress bool          // no thread: the program calls Progress
 	Idle           time.Duration // the other side said nothing for so long; 0: 5 s

@@ -54,7 +54,7 @@ class Kvcache(ConanFile):
         toolchain = CMakeToolchain(self)
         for part in ("TESTS", "TOOLS", "BENCH", "EXAMPLES"):
             toolchain.cache_variables[f"KVCACHE_BUILD_{part}"] = False
-        for module in ("ROCKSDB", "REDIS"):  # Modules of tiers lie beside a shared library that is installed.
+        for module in ("ROCKSDB", "REDIS", "UCX"):  # Modules lie beside a shared library that is installed.
             toolchain.cache_variables[f"KVCACHE_{module}"] = "OFF"
         toolchain.cache_variables["KVCACHE_DLPACK_INCLUDE_DIR"] = os.path.join(self.source_folder, "declarations")
         toolchain.generate()

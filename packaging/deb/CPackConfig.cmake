@@ -1,13 +1,13 @@
-# One package with everything that `cmake --install` puts down but the modules of tiers, and one for each of those: they need RocksDB and
-# hiredis. In the environment (packaging/deb/build): KVCACHE_BINARY_DIR, the build folder, KVCACHE_STAGE, the folder below which the
-# files of the package lie, and KVCACHE_MODULE, the name of the module ("rocksdb"), empty for the package with the library.
+# One package with everything that `cmake --install` puts down but the modules, and one for each of those: they need RocksDB, hiredis and
+# UCX. In the environment (packaging/deb/build): KVCACHE_BINARY_DIR, the build folder, KVCACHE_STAGE, the folder below which the
+# files of the package lie, and KVCACHE_MODULE, the name of the module ("tier-rocksdb"), empty for the package with the library.
 file(STRINGS "$ENV{KVCACHE_BINARY_DIR}/kvcacheConfigVersion.cmake" version REGEX "set\\(PACKAGE_VERSION \"")
 string(REGEX MATCH "[0-9]+[.][0-9]+[.][0-9]+" CPACK_PACKAGE_VERSION "${version}")
 
 set(CPACK_GENERATOR DEB)
 set(name libkvcache-dev)
 if(NOT "$ENV{KVCACHE_MODULE}" STREQUAL "")
-  set(name libkvcache-tier-$ENV{KVCACHE_MODULE})
+  set(name libkvcache-$ENV{KVCACHE_MODULE})
 endif()
 set(CPACK_PACKAGE_FILE_NAME "${name}-${CPACK_PACKAGE_VERSION}")
 set(CPACK_INSTALLED_DIRECTORIES "$ENV{KVCACHE_STAGE};/")
@@ -29,10 +29,10 @@ if(name STREQUAL libkvcache-dev)
   # Debian's DLPack header is older than kvcache.h needs; this package brings its own.
   set(CPACK_DEBIAN_PACKAGE_CONFLICTS libdlpack-dev)
   # The first for the archive.
-  set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libssl-dev, libkvcache-tier-rocksdb, libkvcache-tier-redis")
+  set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libssl-dev, libkvcache-tier-rocksdb, libkvcache-tier-redis, libkvcache-transport-ucx")
 else()
-  set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "KV cache of LLM serving as a C library: tier by $ENV{KVCACHE_MODULE}")
-  set(CPACK_PACKAGE_DESCRIPTION "The module that kvc_tier_attach loads for such a tier.")
+  set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "KV cache of LLM serving as a C library: $ENV{KVCACHE_MODULE}")
+  set(CPACK_PACKAGE_DESCRIPTION "The module that kvc_tier_attach or kvc_transport_open loads for it.")
   set(CPACK_DEBIAN_PACKAGE_SECTION libs)
   set(CPACK_DEBIAN_PACKAGE_DEPENDS "libkvcache-dev (= ${CPACK_PACKAGE_VERSION})")
 endif()

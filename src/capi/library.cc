@@ -13,6 +13,7 @@
 #include "src/capi/version.h"
 #include "src/device/gpu.h"
 #include "src/tiers/tier.h"
+#include "src/transfer/module.h"
 
 namespace {
 
@@ -124,6 +125,7 @@ int32_t kvc_has_feature(const char* name) noexcept {
     return kvc::find_tier_module(KVC_TIER_FILE, nullptr) != nullptr ? 1 : 0;
   if (std::strcmp(name, "tier.redis") == 0)
     return kvc::find_tier_module(KVC_TIER_REDIS, nullptr) != nullptr ? 1 : 0;
+  if (std::strcmp(name, "transport.ucx") == 0) return kvc::has_ucx_engine() ? 1 : 0;
   const auto equals = [&](const char* feature) { return std::strcmp(feature, name) == 0; };
   return std::any_of(std::begin(kFeatures), std::end(kFeatures), equals) ? 1 : 0;
 }

@@ -7,6 +7,7 @@
 #include "src/capi/guard.h"
 #include "src/prefix/keys.h"
 #include "src/transfer/loopback.h"
+#include "src/transfer/module.h"
 #include "src/transfer/transport.h"
 
 struct kvc_transport {
@@ -72,11 +73,12 @@ kvc::TransportOptions options_of(const kvc_transport_desc& desc) {
 
 std::unique_ptr<kvc::TransferEngine> engine_of(const kvc_transport_desc& desc) {
   const std::string name = desc.engine == nullptr ? "loopback" : desc.engine;
-  if (name != "loopback")
-    fail(KVC_E_UNSUPPORTED, "desc.engine = \"%.50s\" is not supported: \"loopback\" is",
-         name.c_str());
+  if (name != "loopback" && name != "ucx")
+    fail(KVC_E_UNSUPPORTED,
+         "desc.engine = \"%.50s\" is not supported: \"loopback\" and \"ucx\" are", name.c_str());
   if (desc.address != nullptr && desc.address[0] == '\0')
     fail(KVC_E_INVALID_ARGUMENT, "desc.address is empty, expected a name or NULL");
+  if (name == "ucx") return kvc::open_ucx_engine(desc.address);
   return std::make_unique<kvc::LoopbackEngine>(kvc::LoopbackNetwork::of_process(),
                                                desc.address == nullptr ? "" : desc.address);
 }

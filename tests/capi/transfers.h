@@ -1,6 +1,7 @@
 // Transports of this process and transfers between two caches: what the tests of transfers share.
 #pragma once
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,18 @@ namespace kvc::test {
 
 constexpr int64_t kSecond = 1'000'000'000;
 
+// The engine that the tests of this run use.
+inline const char* test_engine() {
+  const char* engine = std::getenv("KVCACHE_TEST_ENGINE");
+  return engine != nullptr ? engine : "loopback";
+}
+inline bool is_loopback() { return std::string(test_engine()) == "loopback"; }
+
 inline kvc_transport_desc transport_desc(uint64_t flags = 0) {
   kvc_transport_desc desc{};
   desc.struct_size = sizeof desc;
   desc.flags = flags;
+  desc.engine = test_engine();
   return desc;
 }
 

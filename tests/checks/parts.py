@@ -68,7 +68,7 @@ def all_parts():
         Part("sweep", tier_2="make build && tests/clients/hf/run --sweep", inputs=CODE + ["bindings/python/**", "docs/huggingface.md"],
              left="all: every type of transformers, most of which no change touches; the families of the tests stand for them"),
         Part("packages", tier_1="make packages", tier_2="make packages", only_when_changed=True,
-             inputs=["CMakeLists.txt", "src/*.cmake", "src/*.in", "src/tiers/CMakeLists.txt", "tools/CMakeLists.txt",
+             inputs=["CMakeLists.txt", "src/*.cmake", "src/*.in", "src/*/CMakeLists.txt", "tools/CMakeLists.txt",
                      "kernels/**/CMakeLists.txt", "include/**", "packaging/**", "bindings/python/pyproject.toml",
                      "bindings/python/CMakeLists.txt", "bindings/python/kvcache.i", "bindings/rust/**/Cargo.*", "bindings/rust/**/build.rs",
                      ".github/**", "README.md"],

@@ -84,7 +84,8 @@ class TransferInfo:
 
 
 class Transport:
-    """Moves sequences between caches: `Cache.receive` and `Cache.send` use it. "loopback" connects transports of one process.
+    """Moves sequences between caches: `Cache.receive` and `Cache.send` use it. "loopback" connects transports of one process,
+    "ucx" those of processes and machines; its module lies beside the library or where `set_module_path` says.
 
     address: where peers reach it; None: one is made. idle, beat, drain, tombstone: seconds, 0 for the default; see
     `kvc_transport_desc`. manual: there is no thread, and the caller calls `progress`.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import select
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -11,6 +14,8 @@ import pytest
 from support import qkv, small_cache, step
 
 import kvcache
+
+MODULES = os.environ.get("KVCACHE_EMULATED_CUDA", "")
 
 
 @pytest.fixture
@@ -42,6 +47,64 @@ def test_a_sequence_goes_on_in_another_cache_with_the_same_bits(cache, rng, tran
     stats = transport.stats()
     assert (stats.transfers_open, stats.transfers_done, stats.transfers_failed) == (0, 2, 0)
     assert stats.bytes_sent == stats.bytes_received
+
+
+# Modules lie in the build folder of the library, and one folder of modules is all that a process has.
+UCX = """
+import sys
+import numpy as np
+import kvcache
+
+kvcache.set_module_path(sys.argv[1])
+if not kvcache.has_feature("transport.ucx"):
+    sys.exit("no module")
+layer = kvcache.Layer(num_q_heads=2, num_kv_heads=1, k_dim=8, dtype="float32")
+rng = np.random.default_rng(7)
+
+
+def made():
+    return kvcache.Cache(layers=[layer] * 2, page_size=4, num_pages=32, num_threads=1)
+
+
+def step(cache, tensors):
+    with cache.forward([1], [len(tensors[0])]) as forward:
+        return [forward.attn(index, *tensors) for index in range(2)]
+
+
+def qkv(tokens):
+    return [rng.standard_normal((tokens, heads, 8)).astype(np.float32) for heads in (2, 1, 1)]
+
+
+with made() as cache, made() as other:
+    cache.add(1)
+    step(cache, qkv(9))
+    here, there = kvcache.Transport("ucx"), kvcache.Transport("ucx", "127.0.0.1")
+    assert here.address != there.address and there.address.startswith("127.0.0.1:")
+    receiving = other.receive(there, 1, 9)
+    cache.send(here, 1, receiving.ticket).wait(60)
+    receiving.wait(60)
+    tensors = qkv(1)
+    np.testing.assert_array_equal(step(other, tensors), step(cache, tensors))
+    cache.check()
+    other.check()
+    assert there.stats().bytes_received >= here.stats().bytes_sent > 0
+for address, expected in (("localhost:7000", kvcache.InvalidArgument), (there.address, kvcache.InputOutputError)):
+    try:
+        kvcache.Transport("ucx", address)
+        sys.exit(f"{address} was not refused")
+    except expected as error:
+        assert address in str(error), error
+print("moved")
+"""
+
+
+def test_two_transports_over_ucx_move_a_sequence():
+    if not MODULES:
+        pytest.skip("KVCACHE_EMULATED_CUDA does not name the build folder of the library")
+    done = subprocess.run([sys.executable, "-c", UCX, os.path.abspath(MODULES)], capture_output=True, text=True, check=False)
+    if "no module" in done.stderr:
+        pytest.skip("the library was built without libkvcache_transport_ucx.so")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "moved\n", "")
 
 
 def test_a_waiting_thread_lets_others_use_the_cache(cache, rng, transport):

@@ -183,8 +183,10 @@ mod vendored {
         for part in ["TESTS", "TOOLS", "BENCH", "EXAMPLES"] {
             config.define(format!("KVCACHE_BUILD_{part}"), "OFF");
         }
-        // Modules of tiers lie where kvc_module_path_set says, not inside a crate.
-        config.define("KVCACHE_ROCKSDB", "OFF").define("KVCACHE_REDIS", "OFF");
+        // Modules lie where kvc_module_path_set says, not inside a crate.
+        for module in ["ROCKSDB", "REDIS", "UCX"] {
+            config.define(format!("KVCACHE_{module}"), "OFF");
+        }
         // Nothing is downloaded: what is not installed is cmake's message.
         config.define("FETCHCONTENT_FULLY_DISCONNECTED", "ON");
         // This crate's own declarations of DLPack's structs.

@@ -16,9 +16,11 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TransportOptions {
-    /// What moves the bytes; `None`: `"loopback"`, between transports of one process.
+    /// What moves the bytes; `None`: `"loopback"`, between transports of one process. `"ucx"`: between
+    /// processes and machines.
     pub engine: Option<String>,
     /// Where peers reach it. `"loopback"`: a name that is new in this process; `None`: one is made.
+    /// `"ucx"`: an IPv4 address of this machine with a port; `None`: a free one of 127.0.0.1.
     pub address: Option<String>,
     /// No thread: the host program calls [`Transport::progress`].
     pub manual_progress: bool,

@@ -2334,12 +2334,16 @@ KVC_API kvc_status kvc_state_file_describe(const kvc_load_desc *desc, char *KVC_
  *    more, whatever has failed.
  * 6. Layouts are compared before a byte moves (kvc_layout_fingerprint). Others are refused by name,
  *    on both sides.
- * 7. A transport moves the bytes. Its engine "loopback" connects transports of one process.
+ * 7. A transport moves the bytes. Its engine "loopback" connects transports of one process, "ucx"
+ *    those of processes and machines. "ucx" is a module, libkvcache_transport_ucx.so, looked for as
+ *    kvc_module_path_set says; docs/transfer.md has its settings and what each failure looks like.
  *    Messages are not encrypted and peers are not authenticated: whoever has a ticket can send.
  * 8. Times are in nanoseconds. In timeouts a negative one means for ever; in descs 0 means the
  *    default.
  * 9. While transfers of a cache are open, kvc_cache_clear and kvc_cache_resize answer KVC_E_BUSY,
- *    and kvc_cache_destroy ends them. */
+ *    and kvc_cache_destroy ends them.
+ *
+ * Features: "transport.ucx": the module can be loaded. */
 
 typedef struct kvc_transport kvc_transport; /* Moves bytes between caches. */
 typedef struct kvc_transfer kvc_transfer;   /* A sequence on its way. */
@@ -2354,9 +2358,10 @@ enum kvc_transport_flag {
 typedef struct kvc_transport_desc {
   size_t struct_size;
   uint64_t flags;                       /* KVC_TRANSPORT_*. */
-  const char *KVC_NULLABLE engine;      /* "loopback"; NULL: "loopback". */
+  const char *KVC_NULLABLE engine;      /* "loopback", "ucx"; NULL: "loopback". */
   /* Where peers reach it. "loopback": a name that is new in this process, at most 255 bytes; NULL:
-   * one is made. */
+   * one is made. "ucx": an IPv4 address of this machine with a port, as "10.0.0.5:7000";
+   * port 0 or none: a free one; NULL: "127.0.0.1:0", for this machine alone. */
   const char *KVC_NULLABLE address;
   int64_t idle_ns;                      /* The other side said nothing for so long: 5 s. */
   int64_t beat_ns;                      /* What was not answered is said again after it: 1 s. */
@@ -2385,8 +2390,11 @@ typedef struct kvc_transport_stats {
 
 /* Opens a transport. *out is owned by the caller: kvc_transport_destroy.
  *
- * Expected:  KVC_E_ALREADY_EXISTS    desc->address is taken.
- *            KVC_E_IO                The system has no pipe or no random bytes (sys_code = errno).
+ * Expected:  KVC_E_ALREADY_EXISTS    "loopback": desc->address is taken.
+ *            KVC_E_IO                The system has no pipe or no random bytes; "ucx": the address
+ *                                    is taken or not of this machine, or UCX does not start
+ *                                    (sys_code = errno).
+ *            KVC_E_UNSUPPORTED       "ucx": its module is not there, or does not match.
  * Misuse:    KVC_E_INVALID_ARGUMENT  desc->address, negative times.
  *            KVC_E_UNSUPPORTED       desc->engine, flags.
  * Threading: any. Device: host only. */

@@ -1443,8 +1443,11 @@ extern "C" {
     /// ```text
     /// *out is owned by the caller: kvc_transport_destroy.
     ///
-    /// Expected:  KVC_E_ALREADY_EXISTS    desc->address is taken.
-    ///            KVC_E_IO                The system has no pipe or no random bytes (sys_code = errno).
+    /// Expected:  KVC_E_ALREADY_EXISTS    "loopback": desc->address is taken.
+    ///            KVC_E_IO                The system has no pipe or no random bytes; "ucx": the address
+    ///                                    is taken or not of this machine, or UCX does not start
+    ///                                    (sys_code = errno).
+    ///            KVC_E_UNSUPPORTED       "ucx": its module is not there, or does not match.
     /// Misuse:    KVC_E_INVALID_ARGUMENT  desc->address, negative times.
     ///            KVC_E_UNSUPPORTED       desc->engine, flags.
     /// Threading: any. Device: host only.

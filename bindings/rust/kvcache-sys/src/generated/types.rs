@@ -1312,10 +1312,11 @@ pub struct kvc_transport_desc {
     pub struct_size: usize,
     /// KVC_TRANSPORT_\*.
     pub flags: u64,
-    /// "loopback"; NULL: "loopback".
+    /// "loopback", "ucx"; NULL: "loopback".
     pub engine: *const c_char,
     /// Where peers reach it. "loopback": a name that is new in this process, at most 255 bytes;
-    /// NULL: one is made.
+    /// NULL: one is made. "ucx": an IPv4 address of this machine with a port, as "10.0.0.5:7000";
+    /// port 0 or none: a free one; NULL: "127.0.0.1:0", for this machine alone.
     pub address: *const c_char,
     /// The other side said nothing for so long: 5 s.
     pub idle_ns: i64,

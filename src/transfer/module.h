@@ -1,0 +1,72 @@
+// What a module of transfers is to the core: an engine in a shared object of its own, as src/tiers
+// has them for tiers. Everything here crosses the boundary of a module, where nothing is thrown.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+
+#include "kvcache.h"
+#include "src/base/modules.h"
+#include "src/transfer/engine.h"
+
+namespace kvc {
+
+// Why something failed, for the error of the call.
+struct TransferFailure {
+  kvc_status status = KVC_E_IO;
+  int32_t sys_code = 0;
+  char text[240] = "";
+
+  template <typename... Args>
+  void set(const char* format, Args... args) noexcept {
+    std::snprintf(text, sizeof text, format, args...);
+  }
+};
+
+// TransferEvents without exceptions. The ranges of on_message() are copied before it is called
+// again.
+struct ModuleEvents {
+  virtual bool on_message(PeerId from, std::span<const std::byte> header, uint64_t payload_bytes,
+                          std::span<const IoRange>* into, uint64_t* token) noexcept = 0;
+  virtual void on_received(uint64_t token, bool is_whole) noexcept = 0;
+  virtual void on_sent(uint64_t token) noexcept = 0;
+  virtual void on_closed(PeerId peer) noexcept = 0;
+
+ protected:
+  ~ModuleEvents() = default;
+};
+
+// TransferEngine without exceptions.
+class ModuleEngine {
+ public:
+  virtual ~ModuleEngine() = default;
+
+  virtual const char* address() const noexcept = 0;
+  // 0 with a failure.
+  virtual PeerId connect(const char* address, TransferFailure* failure) noexcept = 0;
+  // False: there is no memory for it, and on_sent() does not follow.
+  virtual bool send(PeerId peer, std::span<const std::byte> header, std::span<const IoRange> ranges,
+                    uint64_t token) noexcept = 0;
+  virtual void close(PeerId peer) noexcept = 0;
+  virtual bool progress(ModuleEvents& events) noexcept = 0;
+  virtual int descriptor() const noexcept = 0;
+  virtual void wait(int64_t timeout_ns) noexcept = 0;
+  virtual void wake() noexcept = 0;
+};
+
+struct TransferModule {
+  ModuleTable table;
+  // `address`: nullable. Null with a failure.
+  ModuleEngine* (*open)(const char* address, TransferFailure* failure);
+};
+
+// Whether the engine "ucx" can be loaded.
+bool has_ucx_engine();
+// Engine "ucx" of libkvcache_transport_ucx.so. Throws UNSUPPORTED where there is no such module, or
+// what the module has to say. `address`: nullable.
+std::unique_ptr<TransferEngine> open_ucx_engine(const char* address);
+
+}  // namespace kvc
