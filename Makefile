@@ -20,7 +20,7 @@ export CMAKE_CXX_COMPILER_LAUNCHER ?= $(CURDIR)/.ci/ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= $(CURDIR)/.ci/ccache
 endif
 
-.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-asan test-tsan test-bindings \
+.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo example-transfer test test-release test-debug test-asan test-tsan test-bindings \
         clients clients-smoke languages packages gpu-rehearsal check check-all check-status bench random reliability fuzz abi mutants lint format clean
 
 all: library
@@ -47,6 +47,12 @@ library: deps-build
 build: deps
 	@cmake --preset release $(CMAKE_FLAGS) --log-level=WARNING
 	@cmake --build --preset release -j $(JOBS)
+
+# Prefill in one process, decode in another: docs/transfer.md.
+example-transfer: deps
+	@cmake --preset release $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build build -j $(JOBS) --target example_c_transfer
+	@examples/c/transfer_two_hosts build/examples/example_c_transfer
 
 # The demo alone, which compiles in two thirds of the time. Where the model cannot be had, random weights take its place.
 demo: deps-build

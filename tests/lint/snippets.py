@@ -31,7 +31,7 @@ PAGES = {
     "docs/replay.md": {"": TOOL},
     "docs/state_files.md": {"c": README, "": OUTPUT},
     "docs/tiers.md": {"c": README},
-    "docs/transfer.md": {"c": README},
+    "docs/transfer.md": {"c": README, "": "-example.c.transfer_two_hosts is the program of this target"},
     "bindings/go/README.md": {"go": README, "": "-packaging/go runs the commands; the rest is output of an example"},
     "bindings/java/README.md": {"java": "-bindings/java/src/Smoke.java has these lines, which bindings/java/test runs"},
     "bindings/python/README.md": {"python": "bindings/python/tests/test_installed.py", "": "-the two ways that bindings/python/test and packaging/python install it"},
