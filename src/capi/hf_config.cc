@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/base/log.h"
 #include "src/capi/guard.h"
 #include "src/model_config/fields.h"
 #include "src/model_config/model_config.h"
@@ -185,5 +186,6 @@ kvc_status kvc_config_from_hf_json(const char* json, kvc_config* config, kvc_lay
     }
     write_layers(model, attachments, stride, reinterpret_cast<std::byte*>(layers));
     write_config(model, layers, config);
+    if (!model.warning.empty()) kvc::log(KVC_LOG_WARNING, "%s", model.warning.c_str());
   });
 }

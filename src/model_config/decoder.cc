@@ -58,10 +58,18 @@ LayerType layer_type(const Fields& config, const char* name, const std::string& 
   if (type == "chunked_attention") return LayerType::kChunked;
   if (type == "linear_attention" || type == "mamba") return LayerType::kLinear;
   if (type == "hybrid") return LayerType::kHybrid;
+  if (type == "hybrid_sliding") return LayerType::kHybridSliding;
   if (type == "conv" || type == "short_conv") return LayerType::kConv;
   if (type == "mlp" || type == "moe") return LayerType::kNone;
-  fail(KVC_E_UNSUPPORTED, "%s[%zu] = '%s' is not supported", config.path(name).c_str(), index,
-       shown(type).c_str());
+  const bool has_index = type == "indexed_attention" || type == "deepseek_sparse_attention" ||
+                         type == "qwen_sparse_attention" || type == "minimax_m3_sparse";
+  const bool compresses =
+      type == "compressed_sparse_attention" || type == "heavily_compressed_attention";
+  fail(KVC_E_UNSUPPORTED, "%s[%zu] = '%s' is not supported%s", config.path(name).c_str(), index,
+       shown(type).c_str(),
+       has_index    ? ": keys of a sparse attention's index have no layer kind"
+       : compresses ? ": compressed tokens have no layer kind"
+                    : "");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,9 @@ struct Model {
   DLDataType dtype{kDLBfloat, 16, 1};      // Type of K, V and convolution states.
   int64_t max_seq_len = 0;                 // 0: the model has no limit.
   int64_t max_cross_len = 0;               // 0: unknown.
+  // Keys that decided, where no rule of the family's own did; empty: one did.
+  std::vector<std::string> keys;
+  std::string warning;  // For the caller's log; empty: none.
 
   void add(const kvc_layer& layer, int32_t rope = -1) { layers.push_back({layer, rope, -1}); }
   void add_none() {
@@ -97,6 +101,18 @@ int32_t add_mamba2(const Fields& config, const Mamba2Shape& shape, Model& model)
 constexpr int64_t kMaxWidth = 1 << 24;
 constexpr int64_t kMaxKernel = 4096;
 
+// Mamba-2 by the keys that Bamba, Granite and Falcon-H1 share: mamba_n_heads, mamba_d_head,
+// mamba_d_state, mamba_n_groups, mamba_d_conv. `channels` 0: mamba_d_ssm, or mamba_expand times
+// hidden_size.
+int32_t add_mamba2_of(const Fields& config, Model& model, int64_t channels = 0);
+
+// Gated delta nets by linear_num_key_heads, linear_num_value_heads, linear_key_head_dim,
+// linear_value_head_dim and linear_conv_kernel_dim. `value_heads`: the class's number of them.
+int32_t add_gated_delta(const Fields& config, int64_t value_heads, Model& model);
+
+// Kimi Delta Attention by linear_attn_config, or by linear_num_heads and linear_head_dim.
+int32_t add_kimi_delta(const Fields& config, Model& model);
+
 struct Heads {
   int64_t q = 0;
   int64_t kv = 0;
@@ -126,10 +142,14 @@ void check_heads(const Fields& config, const char* q_name, const Heads& heads, c
 kvc_layer attention_layer(const Model& model, const Heads& heads, int64_t window = 0,
                           int64_t chunk = 0);
 kvc_layer cross_layer(const Model& model, const Heads& heads);
+// A layer of latents, by kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim and v_head_dim.
+kvc_layer latent_layer(const Fields& config, const Model& model);
+int32_t latent_rope(const Fields& config, const kvc_layer& layer, Model& model);
 // A layer that keeps nothing and reads the K and V of `source`, with its own query heads.
 kvc_layer shared_layer(const Heads& heads, int32_t source);
 
-enum class LayerType { kFull, kSliding, kChunked, kLinear, kHybrid, kConv, kNone };
+// kHybrid: attention and a recurrent state in one layer.
+enum class LayerType { kFull, kSliding, kChunked, kLinear, kHybrid, kHybridSliding, kConv, kNone };
 
 // The types of `name` ("layer_types") when the configuration has it, else fallback(i). Throws
 // INVALID_ARGUMENT when the number of entries is not the number of layers, UNSUPPORTED for an

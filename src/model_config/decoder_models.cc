@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "src/base/error.h"
 #include "src/model_config/decoder.h"
 #include "src/model_config/families.h"
+#include "src/model_config/keys.h"
 #include "src/model_config/rope.h"
 #include "src/plan/spec.h"
 
@@ -52,7 +54,13 @@ std::vector<LayerType> window_types(const Fields& config, const DecoderTraits& t
 
 void read_decoder(const Fields& config, const DecoderTraits& traits, Model& model) {
   const int64_t num_layers = read_num_layers(config, traits.defaults);
-  const Heads heads = read_heads(config, traits.defaults);
+  ClassDefaults defaults = traits.defaults;
+  if (traits.floors_head_dim && !config.has("head_dim")) {
+    defaults.head_dim = std::min(config.integer("hidden_size", 1, kMaxWidth) /
+                                     config.integer("num_attention_heads", 1, kMaxHeads),
+                                 int64_t{kMaxHeadDim});
+  }
+  const Heads heads = read_heads(config, defaults);
   model.max_seq_len = read_max_len(config, traits.defaults);
   const std::vector<LayerType> types = window_types(config, traits, num_layers);
   KeysByType keys([&](bool slides) {
@@ -120,7 +128,10 @@ void read_mimo(const Fields& config, Model& model) {
   full.v_dim = config.integer_or("v_head_dim", full.k_dim, 1, kMaxHeadDim);
   Heads sliding;
   sliding.q = config.integer_or("swa_num_attention_heads", full.q, 1, kMaxHeads);
-  sliding.kv = config.integer_or("swa_num_key_value_heads", full.kv, 1, kMaxHeads);
+  // Without the key, sliding layers have twice the heads, as in transformers' class.
+  constexpr const char* kSlidingHeads = "swa_num_key_value_heads";
+  sliding.kv = config.has(kSlidingHeads) ? config.integer(kSlidingHeads, 1, kMaxHeads)
+                                         : std::min(2 * full.kv, int64_t{kMaxHeads});
   sliding.k_dim = config.integer_or("swa_head_dim", full.k_dim, 1, kMaxHeadDim);
   sliding.v_dim = config.integer_or("swa_v_head_dim", full.v_dim, 1, kMaxHeadDim);
   check_heads(config, "swa_num_attention_heads", sliding, "swa_num_key_value_heads");
@@ -307,27 +318,56 @@ void read_gemma3n(const Fields& config, Model& model) {
   read_gemma(config, traits, heads, heads, model);
 }
 
+namespace {
+
+// Heads of a layer whose type is `slides`, which per_layer_config gives alike to all of them.
+Heads heads_by_layer(const Fields& config, const GemmaTraits& traits, const Heads& heads,
+                     bool slides) {
+  const int64_t num_layers = read_num_layers(config, traits.defaults);
+  const auto types = gemma_types(config, traits, num_layers);
+  std::vector<LayerShape> shapes(static_cast<size_t>(num_layers));
+  for (LayerShape& shape : shapes) shape.heads = heads;
+  apply_per_layer_config(config, shapes);
+  const LayerShape* first = nullptr;
+  for (size_t i = 0; i < types.size(); ++i) {
+    if ((types[i] == LayerType::kSliding) != slides) continue;
+    if (first == nullptr) first = &shapes[i];
+    if (shapes[i].window != 0)
+      config.refuse("per_layer_config", "windows of single layers are not read");
+    if (shapes[i].heads.kv != first->heads.kv || shapes[i].heads.k_dim != first->heads.k_dim ||
+        shapes[i].heads.q != first->heads.q) {
+      fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(i),
+                "%s gives layer %zu other heads than the first layer of its type",
+                config.path("per_layer_config").c_str(), i);
+    }
+  }
+  return first == nullptr ? heads : first->heads;
+}
+
+}  // namespace
+
 // Full layers have wider and fewer heads. V is the un-normed K projection in some sizes: projected
 // once, but stored apart, for the stored K is normed and rotated.
 void read_gemma4(const Fields& config, Model& model) {
-  if (config.has("per_layer_config"))
-    config.refuse("per_layer_config", "global_head_dim and num_global_key_value_heads are read");
   GemmaTraits traits;
   traits.defaults = {30, 8, 4, 2304, 256, 131072};
   traits.window = 512;
-  const Heads sliding = read_heads(config, traits.defaults);
+  Heads sliding = read_heads(config, traits.defaults);
   Heads full = sliding;
-  full.k_dim = full.v_dim = config.integer_or("global_head_dim", 512, 1, kMaxHeadDim);
-  if (config.flag_or("attention_k_eq_v", false))
-    full.kv = config.integer_or("num_global_key_value_heads", sliding.kv, 1, kMaxHeads);
+  if (config.has("per_layer_config")) {
+    full = heads_by_layer(config, traits, sliding, false);
+    sliding = heads_by_layer(config, traits, sliding, true);
+  } else {
+    full.k_dim = full.v_dim = config.integer_or("global_head_dim", 512, 1, kMaxHeadDim);
+    if (config.flag_or("attention_k_eq_v", false))
+      full.kv = config.integer_or("num_global_key_value_heads", sliding.kv, 1, kMaxHeads);
+  }
   check_heads(config, "num_attention_heads", full, "num_global_key_value_heads");
   read_gemma(config, traits, sliding, full, model);
 }
 
 // Multi-head latent attention: DeepSeek V2 and V3, Kimi. Kimi-Linear mixes it with Kimi Delta
 // Attention.
-
-namespace {
 
 kvc_layer latent_layer(const Fields& config, const Model& model) {
   kvc_layer layer{};
@@ -361,6 +401,8 @@ int32_t latent_rope(const Fields& config, const kvc_layer& layer, Model& model) 
   return add_rope(config, request, model);
 }
 
+namespace {
+
 // Keys of a sparse attention's indexer are kept per token beside the latent.
 void refuse_indexer(const Fields& config) {
   for (const char* name : {"index_head_dim", "index_n_heads", "index_topk"}) {
@@ -386,6 +428,43 @@ void read_deepseek(const Fields& config, Model& model) {
   for (int64_t i = 0; i < num_layers; ++i) model.add(layer, rope);
 }
 
+int32_t add_kimi_delta(const Fields& config, Model& model) {
+  constexpr const char* kNested = "linear_attn_config";
+  const auto nested = config.object(kNested);
+  const Fields& fields = nested ? *nested : config;
+  const int64_t heads = fields.integer(nested ? "num_heads" : "linear_num_heads", 1, kMaxHeads);
+  const int64_t dim = fields.integer(nested ? "head_dim" : "linear_head_dim", 1, kMaxHeadDim);
+  const int64_t kernel = fields.integer_or(
+      fields.first_of({"short_conv_kernel_size", "linear_conv_kernel_dim"}), 4, 2, kMaxKernel);
+  // One short convolution each for q, k and v, then the delta rule's state.
+  const State conv = conv_state(model, heads * dim, kernel);
+  return model.state_set({conv, conv, conv, recurrent_state(config, model, {heads, dim, dim})});
+}
+
+namespace {
+
+// linear_attn_config lists layers of both kinds; without it layer_types does.
+std::vector<LayerType> kimi_types(const Fields& config, int64_t num_layers) {
+  const auto linear = config.object("linear_attn_config");
+  if (!linear) {
+    if (!config.has("layer_types")) (void)config.texts("layer_types");  // Throws: it is missing.
+    return read_layer_types(config, "layer_types", num_layers, {});
+  }
+  std::vector<LayerType> types(static_cast<size_t>(num_layers), LayerType::kNone);
+  mark(*linear, "kda_layers", LayerType::kLinear, &types);
+  mark(*linear, "full_attn_layers", LayerType::kFull, &types);
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] == LayerType::kNone) {
+      fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(i + 1),
+                "%s has layer %zu neither in kda_layers nor in full_attn_layers",
+                config.path("linear_attn_config").c_str(), i + 1);
+    }
+  }
+  return types;
+}
+
+}  // namespace
+
 void read_kimi_linear(const Fields& config, Model& model) {
   refuse_indexer(config);
   const int64_t num_layers = read_num_layers(config);
@@ -394,31 +473,27 @@ void read_kimi_linear(const Fields& config, Model& model) {
   const kvc_layer layer = latent_layer(config, model);
   const int32_t rope =
       config.flag_or("mla_use_nope", false) ? -1 : latent_rope(config, layer, model);
-  const auto linear = config.object("linear_attn_config");
-  std::vector<LayerType> types(static_cast<size_t>(num_layers),
-                               linear ? LayerType::kNone : LayerType::kFull);
-  int32_t states = -1;
-  if (linear) {
-    mark(*linear, "kda_layers", LayerType::kLinear, &types);
-    mark(*linear, "full_attn_layers", LayerType::kFull, &types);
-    const int64_t heads = linear->integer("num_heads", 1, kMaxHeads);
-    const int64_t dim = linear->integer("head_dim", 1, kMaxHeadDim);
-    const int64_t kernel = linear->integer_or("short_conv_kernel_size", 4, 2, kMaxKernel);
-    // One short convolution each for q, k and v, then the delta rule's state.
-    const State conv = conv_state(model, heads * dim, kernel);
-    states = model.state_set({conv, conv, conv, recurrent_state(config, model, {heads, dim, dim})});
-  }
+  const std::vector<LayerType> types = kimi_types(config, num_layers);
+  const bool has_states = std::find(types.begin(), types.end(), LayerType::kLinear) != types.end();
+  const int32_t states = has_states ? add_kimi_delta(config, model) : -1;
   for (size_t i = 0; i < types.size(); ++i) {
-    if (types[i] == LayerType::kNone) {
-      fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(i + 1),
-                "%s has layer %zu neither in kda_layers nor in full_attn_layers",
-                config.path("linear_attn_config").c_str(), i + 1);
-    }
+    if (types[i] != LayerType::kLinear && types[i] != LayerType::kFull)
+      refuse_layer_type(config, "layer_types", i);
     if (types[i] == LayerType::kLinear)
       model.add_states(states);
     else
       model.add(layer, rope);
   }
+}
+
+// LongCat-Flash: a layer of the model attends twice, so it has two caches.
+void read_longcat(const Fields& config, Model& model) {
+  const int64_t num_layers =
+      config.integer(config.first_of({"num_layers", "num_hidden_layers"}), 1, kMaxLayers);
+  model.max_seq_len = read_max_len(config);
+  const kvc_layer layer = latent_layer(config, model);
+  const int32_t rope = latent_rope(config, layer, model);
+  for (int64_t i = 0; i < 2 * num_layers; ++i) model.add(layer, rope);
 }
 
 }  // namespace kvc::hf

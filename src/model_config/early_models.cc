@@ -86,6 +86,28 @@ void read_mpt(const Fields& config, Model& model) {
   add_layers(config, names, equal_heads(config, names, kv), -1, model);
 }
 
+// Its local layers see window_size tokens. They are kept whole, as transformers keeps them.
+void read_gpt_neo(const Fields& config, Model& model) {
+  const Names names{config.first_of({"num_layers", "num_hidden_layers"}),
+                    config.first_of({"num_heads", "num_attention_heads"}), "hidden_size"};
+  model.max_seq_len = length(config, {"max_position_embeddings"});
+  add_layers(config, names, equal_heads(config, names), -1, model);
+}
+
+void read_dbrx(const Fields& config, Model& model) {
+  const Names names{"n_layers", "n_heads", "d_model"};
+  int64_t kv = 1;
+  RopeRequest request;
+  if (const auto attention = config.object("attn_config")) {
+    kv = attention->integer_or("kv_n_heads", 1, 1, kMaxHeads);
+    request.theta = attention->number_or("rope_theta", request.theta);
+  }
+  const Heads heads = equal_heads(config, names, kv);
+  request.dim = heads.k_dim;
+  model.max_seq_len = length(config, {"max_seq_len"});
+  add_layers(config, names, heads, add_rope(config, request, model), model);
+}
+
 // Also StarCoder: one kv head.
 void read_gpt2(const Fields& config, Model& model) {
   const Names names{config.first_of({"n_layer", "num_hidden_layers"}),
@@ -115,6 +137,17 @@ void read_gpt_neox(const Fields& config, Model& model) {
   RopeRequest request;
   request.dim = heads.k_dim;
   request.partial = 0.25;
+  request.theta_name = config.first_of({"rotary_emb_base", "rope_theta"});
+  request.partial_name = "rotary_pct";
+  add_layers(config, names, heads, add_rope(config, request, model), model);
+}
+
+void read_gpt_neox_japanese(const Fields& config, Model& model) {
+  const Names names{"num_hidden_layers", "num_attention_heads", "hidden_size"};
+  const Heads heads = equal_heads(config, names);
+  model.max_seq_len = length(config, {"max_position_embeddings"});
+  RopeRequest request;
+  request.dim = heads.k_dim;
   request.theta_name = config.first_of({"rotary_emb_base", "rope_theta"});
   request.partial_name = "rotary_pct";
   add_layers(config, names, heads, add_rope(config, request, model), model);

@@ -1,21 +1,17 @@
-// model_type to reader. What a family of plain decoders needs is in the table.
+// model_type to reader. A family that no table names is read by its keys.
 #include "src/model_config/families.h"
 
 #include <algorithm>
 #include <iterator>
 
 #include "src/base/error.h"
+#include "src/model_config/keys.h"
 #include "src/plan/spec.h"
 
 namespace kvc::hf {
 namespace {
 
 using Windows = DecoderTraits::Windows;
-
-struct Decoder {
-  const char* model_type;
-  DecoderTraits traits;
-};
 
 constexpr DecoderTraits plain(double theta = 10000, double partial = 1) {
   DecoderTraits traits;
@@ -63,6 +59,12 @@ constexpr DecoderTraits mistral() {
   return traits;
 }
 
+constexpr DecoderTraits glm4_moe() {
+  DecoderTraits traits = plain(10000, 0.5);
+  traits.floors_head_dim = true;
+  return traits;
+}
+
 constexpr DecoderTraits unrotated() {
   DecoderTraits traits;
   traits.rotates = false;
@@ -76,104 +78,241 @@ const DecoderTraits kQwen2Vl =
     with(windowed(Windows::kQwen, 0, 1000000), {80, 64, 8, 8192, 0, 32768});
 const DecoderTraits kQwen3Vl = with(plain(5000000), {32, 32, 32, 4096, 128, 128000});
 
-const Decoder kDecoders[] = {
-    {"llama", kLlama},
-    {"mistral", kMistral},
-    {"ministral", windowed(Windows::kByType, kMaxLayers)},
-    {"ministral3", with(windowed(Windows::kAll, 0), {34, 32, 8, 4096, 128, 262144})},
-    {"mixtral", windowed(Windows::kAll, 0, 1000000)},
-    {"qwen2", with(kQwen, {32, 32, 32, 4096, 0, 32768})},
-    {"qwen2_moe", kQwen},
-    {"qwen2_vl", kQwen2Vl},
-    {"qwen2_vl_text", kQwen2Vl},
-    {"qwen2_5_vl", kQwen2Vl},
-    {"qwen2_5_vl_text", kQwen2Vl},
-    {"qwen3", with(kQwen, {32, 32, 32, 4096, 128, 32768})},
-    {"qwen3_moe", kQwen},
-    {"qwen3_vl", kQwen3Vl},
-    {"qwen3_vl_text", kQwen3Vl},
-    {"qwen3_vl_moe", kQwen3Vl},
-    {"qwen3_vl_moe_text", with(plain(5000000), {24, 16, 16, 2048, 0, 128000})},
-    {"gemma", with(plain(), {28, 16, 16, 3072, 256, 8192})},
-    {"phi", plain(10000, 0.5)},
-    {"phi3", windowed(Windows::kAll, 0)},
-    {"phi3_v", windowed(Windows::kAll, 0)},
-    {"phi4mm", windowed(Windows::kAll, 0)},
-    {"phi4_multimodal", windowed(Windows::kAll, 0)},
-    {"phimoe", windowed(Windows::kAll, 0, 1000000)},
-    {"glm", interleaved(0.5)},
-    {"glm4", interleaved(0.5)},
-    {"glm4_moe", plain(10000, 0.5)},
-    {"cohere", interleaved()},
-    {"cohere2", cohere2()},
-    {"gpt_oss", windowed(Windows::kByType, 2, 150000)},
-    {"olmo", plain()},
-    {"olmo2", plain()},
-    {"olmo3", olmo3()},
-    {"olmoe", plain()},
-    {"granite", plain()},
-    {"granitemoe", plain()},
-    {"granitemoeshared", plain()},
-    {"stablelm", plain(10000, 0.25)},
-    {"starcoder2", windowed(Windows::kAll, 0)},
-    {"opt", unrotated()},
-};
-
-struct Family {
+// Families whose meaning is not in their keys, a line each with its reason. `read` is null for
+// those that differ in traits only.
+struct Exception {
   const char* model_type;
   Reader read;
+  DecoderTraits traits;
+  const char* reason;
 };
 
-const Family kFamilies[] = {
-    {"llama4", read_llama4},
-    {"llama4_text", read_llama4},
-    {"mllama", read_mllama},
-    {"mllama_text_model", read_mllama},
-    {"mimo_v2", read_mimo},
-    {"mimo_v2_flash", read_mimo},
-    {"chatglm", read_chatglm},
-    {"gemma2", read_gemma2},
-    {"gemma3", read_gemma3},
-    {"gemma3_text", read_gemma3},
-    {"gemma3n", read_gemma3n},
-    {"gemma3n_text", read_gemma3n},
-    {"gemma4", read_gemma4},
-    {"gemma4_text", read_gemma4},
-    {"deepseek_v2", read_deepseek},
-    {"deepseek_v3", read_deepseek},
-    {"kimi_k2", read_deepseek},
-    {"kimi_linear", read_kimi_linear},
-    {"bloom", read_bloom},
-    {"falcon", read_falcon},
-    {"RefinedWeb", read_falcon},
-    {"RefinedWebModel", read_falcon},
-    {"mpt", read_mpt},
-    {"gpt2", read_gpt2},
-    {"gpt_bigcode", read_gpt2},
-    {"gptj", read_gptj},
-    {"gpt_neox", read_gpt_neox},
-    {"mamba", read_mamba},
-    {"falcon_mamba", read_mamba},
-    {"mamba2", read_mamba2},
-    {"jamba", read_jamba},
-    {"bamba", read_bamba},
-    {"granitemoehybrid", read_granite_hybrid},
-    {"falcon_h1", read_falcon_h1},
-    {"zamba2", read_zamba2},
-    {"nemotron_h", read_nemotron_h},
-    {"qwen3_next", read_qwen3_next},
-    {"qwen3_5", read_qwen3_5},
-    {"qwen3_5_text", read_qwen3_5},
-    {"qwen3_5_moe", read_qwen3_5},
-    {"qwen3_5_moe_text", read_qwen3_5},
-    {"lfm2", read_lfm2},
-    {"lfm2_moe", read_lfm2},
-    {"t5", read_t5},
-    {"mt5", read_t5},
-    {"umt5", read_t5},
-    {"whisper", read_whisper},
-    {"bart", read_bart},
-    {"mbart", read_bart},
+constexpr const char* kNames = "its keys have names of their own";
+constexpr const char* kNested = "a nested file leaves out what its class knows";
+constexpr const char* kRotation = "how its heads rotate is not in the file";
+constexpr const char* kUnrotated = "its heads do not rotate, and no key says so";
+constexpr const char* kWindows = "which layers slide where layer_types is missing";
+
+const Exception kExceptions[] = {
+    {"llama", nullptr, kLlama, kNested},
+    {"mistral", nullptr, kMistral, kNested},
+    {"ministral", nullptr, windowed(Windows::kByType, kMaxLayers), kWindows},
+    {"ministral3", nullptr, with(windowed(Windows::kAll, 0), {34, 32, 8, 4096, 128, 262144}),
+     kNested},
+    {"mixtral", nullptr, windowed(Windows::kAll, 0, 1000000), kWindows},
+    {"qwen2", nullptr, with(kQwen, {32, 32, 32, 4096, 0, 32768}), kNested},
+    {"qwen2_moe", nullptr, kQwen, kWindows},
+    {"qwen2_vl", nullptr, kQwen2Vl, kNested},
+    {"qwen2_vl_text", nullptr, kQwen2Vl, kNested},
+    {"qwen2_5_vl", nullptr, kQwen2Vl, kNested},
+    {"qwen2_5_vl_text", nullptr, kQwen2Vl, kNested},
+    {"qwen3", nullptr, with(kQwen, {32, 32, 32, 4096, 128, 32768}), kNested},
+    {"qwen3_moe", nullptr, kQwen, kWindows},
+    {"qwen3_vl", nullptr, kQwen3Vl, kNested},
+    {"qwen3_vl_text", nullptr, kQwen3Vl, kNested},
+    {"qwen3_vl_moe", nullptr, kQwen3Vl, kNested},
+    {"qwen3_vl_moe_text", nullptr, with(plain(5000000), {24, 16, 16, 2048, 0, 128000}), kNested},
+    {"gemma", nullptr, with(plain(), {28, 16, 16, 3072, 256, 8192}), kNested},
+    {"phi", nullptr, plain(10000, 0.5), kRotation},
+    {"phi3", nullptr, windowed(Windows::kAll, 0), kWindows},
+    {"phi3_v", nullptr, windowed(Windows::kAll, 0), kWindows},
+    {"phi4mm", nullptr, windowed(Windows::kAll, 0), kWindows},
+    {"phi4_multimodal", nullptr, windowed(Windows::kAll, 0), kWindows},
+    {"phimoe", nullptr, windowed(Windows::kAll, 0, 1000000), kWindows},
+    {"glm", nullptr, interleaved(0.5), kRotation},
+    {"glm4", nullptr, interleaved(0.5), kRotation},
+    {"glm4_moe", nullptr, glm4_moe(), "its head_dim is rounded down where it is missing"},
+    {"cohere", nullptr, interleaved(), kRotation},
+    {"cohere2", nullptr, cohere2(), kWindows},
+    {"gpt_oss", nullptr, windowed(Windows::kByType, 2, 150000), kWindows},
+    {"olmo", nullptr, plain(), kRotation},
+    {"olmo2", nullptr, plain(), kRotation},
+    {"olmo3", nullptr, olmo3(), kWindows},
+    {"olmoe", nullptr, plain(), kRotation},
+    {"granite", nullptr, plain(), kRotation},
+    {"granitemoe", nullptr, plain(), kRotation},
+    {"granitemoeshared", nullptr, plain(), kRotation},
+    {"stablelm", nullptr, plain(10000, 0.25), kRotation},
+    {"starcoder2", nullptr, windowed(Windows::kAll, 0), kWindows},
+    {"opt", nullptr, unrotated(), kUnrotated},
+    {"llama4",
+     read_llama4,
+     {},
+     "no_rope_layers says which layers are chunked where layer_types is missing"},
+    {"llama4_text",
+     read_llama4,
+     {},
+     "no_rope_layers says which layers are chunked where layer_types is missing"},
+    {"mllama", read_mllama, {}, "cross_attention_layers lists layers that see the image alone"},
+    {"mllama_text_model",
+     read_mllama,
+     {},
+     "cross_attention_layers lists layers that see the image alone"},
+    {"mimo_v2",
+     read_mimo,
+     {},
+     "sliding layers have heads of their own, twice as many where no key says"},
+    {"mimo_v2_flash",
+     read_mimo,
+     {},
+     "sliding layers have heads of their own, twice as many where no key says"},
+    {"chatglm", read_chatglm, {}, kNames},
+    {"gemma2", read_gemma2, {}, "every second layer slides where layer_types is missing"},
+    {"gemma3", read_gemma3, {}, kNested},
+    {"gemma3_text", read_gemma3, {}, kNested},
+    {"gemma3n", read_gemma3n, {}, kNested},
+    {"gemma3n_text", read_gemma3n, {}, kNested},
+    {"gemma4",
+     read_gemma4,
+     {},
+     "full layers have the heads of global_head_dim or per_layer_config"},
+    {"gemma4_text",
+     read_gemma4,
+     {},
+     "full layers have the heads of global_head_dim or per_layer_config"},
+    {"deepseek_v2", read_deepseek, {}, "how its latents rotate is not in the file"},
+    {"deepseek_v3", read_deepseek, {}, "how its latents rotate is not in the file"},
+    {"kimi_k2", read_deepseek, {}, "how its latents rotate is not in the file"},
+    {"kimi_linear", read_kimi_linear, {}, "linear_attn_config counts layers from one"},
+    {"bloom", read_bloom, {}, kNames},
+    {"falcon", read_falcon, {}, kNames},
+    {"RefinedWeb", read_falcon, {}, kNames},
+    {"RefinedWebModel", read_falcon, {}, kNames},
+    {"mpt", read_mpt, {}, kNames},
+    {"gpt2", read_gpt2, {}, kNames},
+    {"gpt_bigcode", read_gpt2, {}, kNames},
+    {"gptj", read_gptj, {}, kNames},
+    {"gpt_neox", read_gpt_neox, {}, kNames},
+    {"mamba", read_mamba, {}, "its keys of states have short names"},
+    {"falcon_mamba", read_mamba, {}, "its keys of states have short names"},
+    {"mamba2", read_mamba2, {}, "its keys of states have short names"},
+    {"jamba", read_jamba, {}, "a period says which layers attend"},
+    {"bamba", read_bamba, {}, "attn_layer_indices lists the layers that attend"},
+    {"granitemoehybrid",
+     read_granite_hybrid,
+     {},
+     "position_embedding_type says whether heads rotate"},
+    {"falcon_h1", read_falcon_h1, {}, "every layer attends and has a state, and no key says so"},
+    {"zamba2", read_zamba2, {}, "hybrid layers attend with a shared block of twice the width"},
+    {"nemotron_h", read_nemotron_h, {}, "hybrid_override_pattern has a letter per block"},
+    {"qwen3_next", read_qwen3_next, {}, "full_attention_interval says which layers attend"},
+    {"qwen3_5", read_qwen3_5, {}, "full_attention_interval says which layers attend"},
+    {"qwen3_5_text", read_qwen3_5, {}, "full_attention_interval says which layers attend"},
+    {"qwen3_5_moe", read_qwen3_5, {}, "full_attention_interval says which layers attend"},
+    {"qwen3_5_moe_text", read_qwen3_5, {}, "full_attention_interval says which layers attend"},
+    {"lfm2", read_lfm2, {}, "full_attn_idxs lists the layers that attend"},
+    {"lfm2_moe", read_lfm2, {}, "full_attn_idxs lists the layers that attend"},
+    {"t5", read_t5, {}, kNames},
+    {"mt5", read_t5, {}, kNames},
+    {"umt5", read_t5, {}, kNames},
+    {"whisper", read_whisper, {}, "two keys say the lengths of encoder and decoder"},
+    {"bart", read_bart, {}, "the decoder keeps K and V of the encoder too"},
+    {"mbart", read_bart, {}, "the decoder keeps K and V of the encoder too"},
+    {"gpt_neo", read_gpt_neo, {}, "transformers keeps every token of its local layers"},
+    {"gpt_neox_japanese", read_gpt_neox_japanese, {}, "it decodes, and its is_decoder is false"},
+    {"dbrx", read_dbrx, {}, "its KV heads are in attn_config"},
+    {"longcat_flash", read_longcat, {}, "a layer attends twice and has two caches"},
+    {"inkling_text",
+     read_inkling,
+     {},
+     "four convolutions a layer, over K, V and the block's outputs"},
+    {"inkling2_text",
+     read_inkling,
+     {},
+     "four convolutions a layer, over K, V and the block's outputs"},
+    {"zaya", read_zaya, {}, "a convolution over Q and K, and half of the last V"},
+    {"minimax", read_minimax, {}, "no key says the shape of lightning attention's state"},
+    {"recurrent_gemma",
+     read_recurrent_gemma,
+     {},
+     "block_types repeats, and its states have keys of their own"},
+    {"zamba", read_zamba, {}, "hybrid layers attend with a shared block of twice the width"},
+};
+
+// Families that the keys say everything about, compared with transformers by tests/clients/hf.
+constexpr const char* kByKeys[] = {
+    "afmoe",
+    "apertus",
+    "arcee",
+    "aria_text",
+    "axk1",
+    "bailing_hybrid",
+    "beam",
+    "bert",
+    "bert-generation",
+    "big_bird",
+    "bigbird_pegasus",
+    "biogpt",
+    "bitnet",
+    "blenderbot",
+    "blenderbot-small",
+    "camembert",
+    "codegen",
+    "cohere2_moe",
+    "cohere_compass_text",
+    "cpmant",
+    "ctrl",
+    "cwm",
+    "data2vec-text",
+    "diffllama",
+    "doge",
+    "dots1",
+    "electra",
+    "emu3_text_model",
+    "ernie",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "exaone_moe",
+    "flex_olmo",
+    "flint",
+    "gemma4_unified_text",
+    "git",
+    "glm4_moe_lite",
+    "granite_swa",
+    "granitemoe_swa",
+    "helium",
+    "hrm_text",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "hy_v3",
+    "hyperclovax",
+    "internlm3",
+    "iquestcoder",
+    "jais2",
+    "jetmoe",
+    "kolibri1",
+    "laguna",
+    "lfm3",
+    "marian",
+    "megatron-bert",
+    "mellum",
+    "minicpm3",
+    "minimax_m2",
+    "modernbert-decoder",
+    "moshi",
+    "mvp",
+    "nanochat",
+    "nemotron",
+    "olmo_hybrid",
+    "pegasus",
+    "persimmon",
+    "plbart",
+    "prophetnet",
+    "rembert",
+    "roberta",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "roformer",
+    "seed_oss",
+    "smollm3",
+    "solar_open",
+    "vaultgemma",
+    "xglm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+    "youtu",
 };
 
 struct Refusal {
@@ -181,12 +320,32 @@ struct Refusal {
   const char* reason;
 };
 
+constexpr const char* kIndexed = "keys of a sparse attention's index have no layer kind";
+constexpr const char* kOwnCache =
+    "it keeps its past in a cache of its own, not in K and V per token";
+
 constexpr Refusal kRefusals[] = {
     {"deepseek_v32", "indexer keys of DeepSeek sparse attention have no layer kind"},
     {"glm_moe_dsa", "indexer keys of DeepSeek sparse attention have no layer kind"},
     {"deepseek_v4", "compressed tokens beside a window have no layer kind"},
-    {"minimax_m3_vl", "keys of its sparse attention's index have no layer kind"},
-    {"zamba", "its first generation is not read: zamba2 is"},
+    {"minimax_m3_vl", kIndexed},
+    {"minimax_m3_vl_text", kIndexed},
+    {"qwen4_exp", kIndexed},
+    {"qwen4_exp_text", kIndexed},
+    {"openai-gpt", "it keeps no cache: every forward computes all tokens"},
+    {"reformer", "it keeps hashed buckets beside its hidden states"},
+    {"rwkv", kOwnCache},
+    {"xlm", "it keeps no cache in this form: its attention has no causal mask"},
+    {"xlnet", "it keeps hidden states (mems), not K and V"},
+    {"xlstm", kOwnCache},
+    {"blt", "its three parts keep caches of bytes and of patches"},
+    {"musicgen", "its decoder is in a nested configuration beside that of the text encoder"},
+    {"musicgen_melody", "its decoder is in a nested configuration beside that of the text encoder"},
+    {"musicgen_decoder", "it attends to a text encoder whose width is in another configuration"},
+    {"musicgen_melody_decoder", "its prompt's length comes from an encoder of sound"},
+    {"gemma4_assistant", "it drafts from the cache of another model"},
+    {"gemma4_unified_assistant", "it drafts from the cache of another model"},
+    {"trocr", "it attends to an image encoder whose width is in another configuration"},
 };
 
 template <typename Table>
@@ -198,20 +357,54 @@ auto find(const Table& table, const std::string& model_type) {
 
 }  // namespace
 
+namespace {
+
+// One line for the caller's log: which keys an unknown family was read by.
+std::string doubt(const std::string& model_type, const Model& model) {
+  std::string text = "model_type '" + shown(model_type) + "' is not known: it is read by its keys";
+  const char* separator = ": ";
+  for (const std::string& key : model.keys) {
+    text += separator + key;
+    separator = ", ";
+  }
+  return text + "; rotations are left to the model";
+}
+
+}  // namespace
+
+void refuse_family(const std::string& model_type, const Fields& config) {
+  if (const Refusal* row = find(kRefusals, model_type)) {
+    fail(KVC_E_UNSUPPORTED, "%s = '%s' is not supported: %s", config.path("model_type").c_str(),
+         shown(model_type).c_str(), row->reason);
+  }
+}
+
 void read_family(const std::string& model_type, const Fields& config, Model& model) {
-  if (const Decoder* decoder = find(kDecoders, model_type))
-    return read_decoder(config, decoder->traits, model);
-  if (const Family* family = find(kFamilies, model_type)) return family->read(config, model);
-  const Refusal* refusal = find(kRefusals, model_type);
-  fail(KVC_E_UNSUPPORTED, "%s = '%s' is not supported%s%s", config.path("model_type").c_str(),
-       shown(model_type).c_str(), refusal == nullptr ? "" : ": ",
-       refusal == nullptr ? "" : refusal->reason);
+  if (const Exception* row = find(kExceptions, model_type)) {
+    if (row->read == nullptr) return read_decoder(config, row->traits, model);
+    return row->read(config, model);
+  }
+  refuse_family(model_type, config);
+  const bool is_known = std::any_of(std::begin(kByKeys), std::end(kByKeys),
+                                    [&](const char* name) { return model_type == name; });
+  if (!is_known) {
+    const char* missing = missing_key(config);
+    if (missing != nullptr) {
+      fail(KVC_E_UNSUPPORTED,
+           "%s = '%s' is not supported: it is not known, and without %s its keys "
+           "do not say what it keeps",
+           config.path("model_type").c_str(), shown(model_type).c_str(),
+           config.path(missing).c_str());
+    }
+  }
+  read_by_keys(config, model);
+  if (!is_known) model.warning = doubt(model_type, model);
 }
 
 std::vector<std::string> family_names() {
   std::vector<std::string> names;
-  for (const Decoder& decoder : kDecoders) names.emplace_back(decoder.model_type);
-  for (const Family& family : kFamilies) names.emplace_back(family.model_type);
+  for (const Exception& row : kExceptions) names.emplace_back(row.model_type);
+  for (const char* name : kByKeys) names.emplace_back(name);
   std::sort(names.begin(), names.end());
   return names;
 }

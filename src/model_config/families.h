@@ -19,7 +19,8 @@ struct DecoderTraits {
   };
   Windows windows = Windows::kNone;
   int64_t full_every = 0;
-  int64_t class_window = 0;  // Window when a nested configuration has none; 0: none.
+  int64_t class_window = 0;      // Window when a nested configuration has none; 0: none.
+  bool floors_head_dim = false;  // hidden_size / num_attention_heads is rounded down.
   bool rotates = true;
   bool rotates_full = true;  // False: only sliding layers rotate (Cohere 2).
   bool scales_local = true;  // False: rope_scaling is for full layers (OLMo 3).
@@ -43,13 +44,17 @@ void read_gemma3n(const Fields& config, Model& model);
 void read_gemma4(const Fields& config, Model& model);
 void read_deepseek(const Fields& config, Model& model);
 void read_kimi_linear(const Fields& config, Model& model);
+void read_longcat(const Fields& config, Model& model);
 // early_models.cc
 void read_bloom(const Fields& config, Model& model);
 void read_falcon(const Fields& config, Model& model);
 void read_mpt(const Fields& config, Model& model);
 void read_gpt2(const Fields& config, Model& model);
+void read_gpt_neo(const Fields& config, Model& model);
+void read_dbrx(const Fields& config, Model& model);
 void read_gptj(const Fields& config, Model& model);
 void read_gpt_neox(const Fields& config, Model& model);
+void read_gpt_neox_japanese(const Fields& config, Model& model);
 void read_t5(const Fields& config, Model& model);
 void read_whisper(const Fields& config, Model& model);
 void read_bart(const Fields& config, Model& model);
@@ -65,10 +70,19 @@ void read_nemotron_h(const Fields& config, Model& model);
 void read_qwen3_next(const Fields& config, Model& model);
 void read_qwen3_5(const Fields& config, Model& model);
 void read_lfm2(const Fields& config, Model& model);
+// states_of_their_own.cc
+void read_inkling(const Fields& config, Model& model);
+void read_zaya(const Fields& config, Model& model);
+void read_minimax(const Fields& config, Model& model);
+void read_recurrent_gemma(const Fields& config, Model& model);
+void read_zamba(const Fields& config, Model& model);
 
-// Calls the reader of a model_type. Throws UNSUPPORTED for an unknown type, or for a known one that
-// is not served; the message says why.
+// Calls the reader of a model_type, or reads an unknown one by its keys and sets model.warning.
+// Throws UNSUPPORTED for a type that is not served; the message says why.
 void read_family(const std::string& model_type, const Fields& config, Model& model);
+
+// Throws UNSUPPORTED for a model_type that is not served.
+void refuse_family(const std::string& model_type, const Fields& config);
 
 // Every model_type that read_family reads, in alphabetical order.
 std::vector<std::string> family_names();

@@ -68,6 +68,7 @@ class Fields {
   std::string path(const char* name) const { return path_ + name; }
   // A nested configuration. Hugging Face leaves out fields that equal the default of their class.
   bool is_nested() const { return !path_.empty(); }
+  const std::vector<Member>& members() const { return object_->members; }
   // The first of these names that exists, else the first one. Older configurations have other names
   // for the same field.
   const char* first_of(std::initializer_list<const char*> names) const;

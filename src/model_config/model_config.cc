@@ -35,6 +35,8 @@ hf::Model read_hf_config(std::string_view json) {
     model.dtype = hf::dtype_of(*fields, name);
     break;
   }
+  if (text.is_nested() && root.is("model_type", hf::Json::Type::kString))
+    hf::refuse_family(root.text("model_type"), root);
   const Fields& named = text.has("model_type") ? text : root;
   hf::read_family(named.text("model_type"), text, model);
   if (model.layers.size() > static_cast<size_t>(kMaxLayers)) {

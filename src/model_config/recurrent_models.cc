@@ -34,6 +34,23 @@ void add_layers(const Fields& config, const std::vector<LayerType>& types,
   }
 }
 
+}  // namespace
+
+int32_t add_gated_delta(const Fields& config, int64_t class_value_heads, Model& model) {
+  const int64_t key_heads = config.class_integer("linear_num_key_heads", 16, 1, kMaxHeads);
+  const int64_t value_heads =
+      config.class_integer("linear_num_value_heads", class_value_heads, 1, kMaxHeads);
+  const int64_t key_dim = config.class_integer("linear_key_head_dim", 128, 1, kMaxWidth);
+  const int64_t value_dim = config.class_integer("linear_value_head_dim", 128, 1, kMaxWidth);
+  const int64_t kernel = config.class_integer("linear_conv_kernel_dim", 4, 2, kMaxKernel);
+  divide(config, "linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads);
+  // One convolution runs over q, k and v.
+  const State conv = conv_state(model, 2 * key_heads * key_dim + value_heads * value_dim, kernel);
+  return model.state_set({conv, recurrent_state(config, model, {value_heads, key_dim, value_dim})});
+}
+
+namespace {
+
 void read_delta_hybrid(const Fields& config, const DeltaTraits& traits, Model& model) {
   const int64_t num_layers = read_num_layers(config, traits.defaults);
   const Heads heads = read_heads(config, traits.defaults);
@@ -47,17 +64,7 @@ void read_delta_hybrid(const Fields& config, const DeltaTraits& traits, Model& m
   request.partial = 0.25;
   request.layer_type = "full_attention";
   const int32_t rope = add_rope(config, request, model);
-  const int64_t key_heads = config.class_integer("linear_num_key_heads", 16, 1, kMaxHeads);
-  const int64_t value_heads =
-      config.class_integer("linear_num_value_heads", traits.value_heads, 1, kMaxHeads);
-  const int64_t key_dim = config.class_integer("linear_key_head_dim", 128, 1, kMaxWidth);
-  const int64_t value_dim = config.class_integer("linear_value_head_dim", 128, 1, kMaxWidth);
-  const int64_t kernel = config.class_integer("linear_conv_kernel_dim", 4, 2, kMaxKernel);
-  divide(config, "linear_num_value_heads", value_heads, "linear_num_key_heads", key_heads);
-  // One convolution runs over q, k and v.
-  const State conv = conv_state(model, 2 * key_heads * key_dim + value_heads * value_dim, kernel);
-  const int32_t states =
-      model.state_set({conv, recurrent_state(config, model, {value_heads, key_dim, value_dim})});
+  const int32_t states = add_gated_delta(config, traits.value_heads, model);
   add_layers(config, types, attention_layer(model, heads), rope, LayerType::kLinear, states, model);
 }
 
@@ -123,8 +130,13 @@ int64_t head_dim(const Fields& config, const char* name, int64_t channels, const
   return channels / heads;
 }
 
-// The fields that Bamba, Granite and Falcon-H1 share.
-int32_t add_mamba2_of(const Fields& config, int64_t channels, Model& model) {
+}  // namespace
+
+int32_t add_mamba2_of(const Fields& config, Model& model, int64_t channels) {
+  if (channels == 0) {
+    channels = config.has("mamba_d_ssm") ? config.integer("mamba_d_ssm", 1, kMaxWidth)
+                                         : expanded(config, "mamba_expand", 2);
+  }
   Mamba2Shape shape;
   shape.heads = config.integer("mamba_n_heads", 1, kMaxHeads);
   shape.head_dim = head_dim(config, "mamba_d_head", channels, "mamba_n_heads", shape.heads);
@@ -133,6 +145,8 @@ int32_t add_mamba2_of(const Fields& config, int64_t channels, Model& model) {
   shape.kernel = config.integer_or("mamba_d_conv", 4, 2, kMaxKernel);
   return add_mamba2(config, shape, model);
 }
+
+namespace {
 
 int32_t full_rope(const Fields& config, int64_t dim, double partial, Model& model) {
   RopeRequest request;
@@ -212,7 +226,7 @@ void read_bamba(const Fields& config, Model& model) {
   model.max_seq_len = read_max_len(config);
   const Heads heads = read_heads(config);
   const int32_t rope = full_rope(config, heads.k_dim, 0.5, model);
-  const int32_t states = add_mamba2_of(config, expanded(config, "mamba_expand", 2), model);
+  const int32_t states = add_mamba2_of(config, model, expanded(config, "mamba_expand", 2));
   add_mixed(config, name, types, attention_layer(model, heads), rope, states, model);
 }
 
@@ -227,7 +241,7 @@ void read_granite_hybrid(const Fields& config, Model& model) {
   const int32_t rope = rotates ? full_rope(config, heads.k_dim, 1, model) : -1;
   const bool has_states = std::find(types.begin(), types.end(), LayerType::kLinear) != types.end();
   const int32_t states =
-      has_states ? add_mamba2_of(config, expanded(config, "mamba_expand", 2), model) : -1;
+      has_states ? add_mamba2_of(config, model, expanded(config, "mamba_expand", 2)) : -1;
   add_mixed(config, name, types, attention_layer(model, heads), rope, states, model);
 }
 
@@ -238,9 +252,7 @@ void read_falcon_h1(const Fields& config, Model& model) {
   model.max_seq_len = read_max_len(config);
   const Heads heads = read_heads(config);
   const int32_t rope = full_rope(config, heads.k_dim, 1, model);
-  const int64_t channels = config.has("mamba_d_ssm") ? config.integer("mamba_d_ssm", 1, kMaxWidth)
-                                                     : expanded(config, "mamba_expand", 2);
-  const int32_t states = add_mamba2_of(config, channels, model);
+  const int32_t states = add_mamba2_of(config, model);
   for (int64_t i = 0; i < num_layers; ++i) {
     model.add(attention_layer(model, heads), rope);
     model.add_states(states);

@@ -206,6 +206,18 @@ void read_scaling(const Fields& config, const Fields& params, const RopeRequest&
   if (params.has("mrope_section")) read_sections(params, out);
 }
 
+// transformers turns a pair more where the rotated share is odd, with the exponents of the odd
+// number.
+void read_odd_share(int64_t dim, Rope* out) {
+  const int32_t odd = out->rope.rotary_dim;
+  if (odd % 2 == 0 || odd + 1 > dim) return;
+  out->rope.rotary_dim = odd + 1;
+  for (int32_t i = 0; i < (odd + 1) / 2; ++i) {
+    const double exponent = 2.0 * i / odd - 2.0 * i / (odd + 1);
+    out->factors.push_back(static_cast<float>(std::pow(out->rope.theta, exponent)));
+  }
+}
+
 // Would the plan accept it? The message then says what is wrong with the numbers of the
 // configuration.
 void check(const Rope& rope, int64_t dim) {
@@ -240,6 +252,8 @@ int32_t add_rope(const Fields& config, const RopeRequest& request, Model& model)
       // A share in decimals
       static_cast<int32_t>(static_cast<double>(request.dim) * partial + 1e-6);
   if (params && as_given) read_scaling(config, *params, request, partial, &rope);
+  if (rope.factors.empty() && rope.rope.scaling == KVC_ROPE_SCALING_NONE)
+    read_odd_share(request.dim, &rope);
   rope.rope.num_freq_factors = static_cast<int32_t>(rope.factors.size());
   check(rope, request.dim);
   for (size_t i = 0; i < model.ropes.size(); ++i) {

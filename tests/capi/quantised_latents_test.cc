@@ -11,16 +11,16 @@
 namespace kvc::test {
 namespace {
 
-struct Shape {
+struct LatentShape {
   bool is_mla;
   int64_t q_heads, kv_heads, k_dim, v_dim;
 };
-constexpr Shape kShapes[] = {
+constexpr LatentShape kShapes[] = {
     {true, 5, 1, 81, 65}, {true, 4, 1, 576, 512}, {false, 6, 3, 65, 65}, {false, 2, 1, 80, 80}};
 constexpr NaiveStorage kStorages[] = {
     {Elem::kF32, Code::kInt8}, {Elem::kF32, Code::kE4M3}, {Elem::kF32, Code::kE5M2}};
 
-kvc_layer layer_of(const Shape& shape, const NaiveStorage& storage) {
+kvc_layer layer_of(const LatentShape& shape, const NaiveStorage& storage) {
   kvc_layer layer = shape.is_mla ? mla_layer() : joint_layer();
   layer.num_q_heads = static_cast<int32_t>(shape.q_heads);
   if (shape.is_mla) {
@@ -35,9 +35,9 @@ kvc_layer layer_of(const Shape& shape, const NaiveStorage& storage) {
   return layer;
 }
 
-class Rows {
+class LatentRows {
  public:
-  Rows(Shape shape, const NaiveStorage& storage, int32_t page_size, kvc_cpu_isa isa)
+  LatentRows(LatentShape shape, const NaiveStorage& storage, int32_t page_size, kvc_cpu_isa isa)
       : shape_(shape), storage_(storage), net_({layer_of(shape, storage)}, 300) {
     net_.config.page_size = page_size;
     net_.config.cpu_isa = isa;
@@ -113,7 +113,7 @@ class Rows {
     return out;
   }
 
-  Shape shape_;
+  LatentShape shape_;
   NaiveStorage storage_;
   Net net_;
   std::unique_ptr<Cache> cache_;
@@ -129,14 +129,14 @@ TEST(QuantisedLatents, OneScalePerTokenServesKAndV) {
     if ((caps.isas >> isa & 1) == 0) continue;
     // Dot products of words or of bfloat16, the scores being some 3 here.
     const double tolerance = isa == KVC_CPU_ISA_AVX512_BF16 ? 2e-2 : 2e-4;
-    for (const Shape& shape : kShapes) {
+    for (const LatentShape& shape : kShapes) {
       for (const NaiveStorage& storage : kStorages) {
         for (const int32_t page_size : {1, 16, 48}) {
           if (shape.k_dim == 576 && page_size != 16) continue;  // The oracle is slow.
           SCOPED_TRACE(testing::Message()
                        << "isa " << isa << " " << name_of(storage) << " " << shape.k_dim << ":"
                        << shape.v_dim << " pages of " << page_size);
-          Rows rows(shape, storage, page_size, isa);
+          LatentRows rows(shape, storage, page_size, isa);
           for (const int64_t count : {1, 1, 70, 1, 3}) rows.step(count, tolerance);
           if (HasFailure()) return;
         }

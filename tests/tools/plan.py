@@ -20,6 +20,11 @@ def config(name):
     return CONFIGS / f"{name}.json"
 
 
+def without_rope_tables(plan):
+    """Families that are read by their keys leave rotations to the model, so their tables take no host memory."""
+    return {key: value for key, value in plan.items() if key != "host_bytes"}
+
+
 class Plan(unittest.TestCase):
     def planned(self, *arguments):
         done = run(*arguments, "--json")
@@ -130,12 +135,26 @@ class Plan(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             other = pathlib.Path(folder) / "config.json"
             for wrapped in (False, True):
-                strange = {**llama, "model_type": "arcee"}
-                other.write_text(json.dumps({"model_type": "arcee_vl", "text_config": strange} if wrapped else strange))
-                self.refused(1, "'arcee' is not supported. --families lists what is known; --assume llama", other, "--memory", "24GiB")
+                strange = {**llama, "model_type": "novel", "kv_groups_map": 3}
+                other.write_text(json.dumps({"model_type": "novel_vl", "text_config": strange} if wrapped else strange))
+                self.refused(1, "kv_groups_map could change what a layer keeps, and no rule for an unknown model_type reads it. "
+                             "--families lists what is known; --assume llama", other, "--memory", "24GiB")
                 text, warning = self.warned(other, "--memory", "24GiB", "--assume", "llama", "--json")
-                self.assertIn("'arcee' is read as 'llama'", warning)
+                self.assertIn("'novel' is read as 'llama'", warning)
                 self.assertEqual(json.loads(text), self.planned(config("llama-3.1-8b"), "--memory", "24GiB"))
+                del strange["kv_groups_map"]
+                other.write_text(json.dumps({"model_type": "novel_vl", "text_config": strange} if wrapped else strange))
+                text, warning = self.warned(other, "--memory", "24GiB", "--json")
+                self.assertIn("kvcache plan: warning: model_type 'novel' is not known: it is read by its keys: num_attention_heads, "
+                              "num_key_value_heads, ", warning)
+                self.assertEqual(warning.count("\n"), 1)
+                self.assertEqual(without_rope_tables(json.loads(text)), without_rope_tables(self.planned(config("llama-3.1-8b"), "--memory", "24GiB")))
+            other.write_text(json.dumps({**llama, "model_type": "arcee"}))
+            self.assertEqual(without_rope_tables(self.planned(other, "--memory", "24GiB")),
+                             without_rope_tables(self.planned(config("llama-3.1-8b"), "--memory", "24GiB")))
+            other.write_text(json.dumps({"model_type": "novel"}))
+            self.refused(1, "'novel' is not supported: it is not known, and without num_hidden_layers its keys do not say what it keeps. "
+                         "--families", other, "--memory", "24GiB")
         self.refused(1, "'llama' is: leave the option out", config("llama-3.1-8b"), "--memory", "24GiB", "--assume", "qwen2")
         self.refused(2, "--assume", config("gpt2"), "--memory", "24GiB", "--assume", "clippy")
         self.refused(2, "--assume is for a config.json", *LLAMA, "--memory", "24GiB", "--assume", "llama")

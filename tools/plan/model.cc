@@ -103,6 +103,22 @@ std::string assume(const std::string& path, const std::string& text, const std::
   return root.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// What the library logs while this lives goes to `lines`.
+class Warnings {
+ public:
+  explicit Warnings(std::vector<std::string>& lines) {
+    (void)kvc_set_logger(add, &lines, KVC_LOG_WARNING, nullptr);
+  }
+  ~Warnings() { (void)kvc_set_logger(nullptr, nullptr, KVC_LOG_WARNING, nullptr); }
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+
+ private:
+  static void add(void* user, kvc_log_level, const char* message) {
+    static_cast<std::vector<std::string>*>(user)->emplace_back(message);
+  }
+};
+
 }  // namespace
 
 std::vector<std::string> known_families() { return hf::family_names(); }
@@ -118,12 +134,14 @@ std::string read_model_file(const std::string& path, const std::string& assumed,
     if (status == KVC_OK) return;
     const bool is_unknown =
         status == KVC_E_UNSUPPORTED &&
-        std::string_view(error.message).find("model_type = '") != std::string::npos;
+        (std::string_view(error.message).find("model_type = '") != std::string::npos ||
+         std::string_view(error.message).find("unknown model_type") != std::string::npos);
     throw Failure(path + ": " + error.message +
                   (is_unknown
                        ? ". --families lists what is known; --assume llama reads a plain decoder"
                        : ""));
   };
+  const Warnings warnings(model.warnings);
   read(nullptr);
   model.layers.resize(count);
   model.layers[0].struct_size = sizeof(kvc_layer);

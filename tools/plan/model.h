@@ -23,6 +23,7 @@ struct Model {
   std::vector<kvc_layer> layers;  // behind the layers: what they point at
   std::deque<std::vector<kvc_state_spec>> own_states;
   std::deque<std::vector<int64_t>> own_shapes;
+  std::vector<std::string> warnings;  // The library said them about the file.
 
   Model() = default;
   Model(const Model&) = delete;

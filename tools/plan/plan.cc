@@ -51,6 +51,7 @@ void read_model(const Options& options, Model& model) {
       warn("'" + replaced + "' is read as '" + options.assumed +
            "': layers and windows that only the former has are not counted");
     }
+    for (const std::string& line : model.warnings) warn(line);
   }
   set_kv_dtype(options.kv_dtype, model, options.keep_tokens);
   divide_heads(options.tensor_ranks, model);

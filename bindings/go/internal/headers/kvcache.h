@@ -805,9 +805,12 @@ KVC_API kvc_status kvc_config_init(kvc_config *config, size_t struct_size) KVC_N
  * Kimi-K2 and Kimi-Linear, Phi 1 to 4, GLM-4, ChatGLM, Cohere 1 and 2, OLMo 1 to 3, Granite,
  * StableLM, StarCoder 1 and 2, MiMo-V2, BLOOM, Falcon, MPT, GPT-2, GPT-J, GPT-NeoX, OPT, Jamba,
  * Mamba 1 and 2, Falcon-Mamba, Falcon-H1, Zamba 2, Bamba, Nemotron-H, LFM2, T5, BART, Whisper.
+ * A family that has no rules of its own is read by its keys (docs/plan.md): rotations are then left
+ * to the model, and one warning is logged for a model_type that is not known.
  *
- * Expected:  KVC_E_UNSUPPORTED       An unknown model_type, or a feature that the library has not
- *                                    (named).
+ * Expected:  KVC_E_UNSUPPORTED       An encoder, a model_type whose keys do not say enough, a key
+ *                                    that could change what is kept and that no rule reads, or a
+ *                                    feature that the library has not (named).
  *            KVC_E_BUFFER_TOO_SMALL  layers has fewer than *n elements.
  * Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), or a field that is missing or of the
  *                                    wrong type (the message names it).

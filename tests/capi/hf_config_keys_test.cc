@@ -1,0 +1,354 @@
+// Configurations of families that no rule names, read by their keys, and the families whose meaning
+// is not in them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/capi/hf_config.h"
+
+namespace kvc::test {
+namespace {
+
+// What the library says while this lives.
+class Lines {
+ public:
+  Lines() { (void)kvc_set_logger(add, &lines_, KVC_LOG_WARNING, nullptr); }
+  ~Lines() { (void)kvc_set_logger(nullptr, nullptr, KVC_LOG_WARNING, nullptr); }
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+  const std::vector<std::string>& all() const { return lines_; }
+
+ private:
+  static void add(void* user, kvc_log_level, const char* message) {
+    static_cast<std::vector<std::string>*>(user)->emplace_back(message);
+  }
+  std::vector<std::string> lines_;
+};
+
+// A family that nobody knows: six layers, 8 heads of 2 KV heads, 64 elements.
+std::string novel(const std::string& fields, const std::string& shape = R"("num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 512)") {
+  return R"({"model_type": "novel_lm", "num_hidden_layers": 6, "vocab_size": 1000,
+      "attention_dropout": 0.0, )" +
+         shape + (fields.empty() ? "" : ", " + fields) + "}";
+}
+
+std::string kinds(const std::string& json) {
+  HfModel model(json);
+  EXPECT_EQ(model.status, KVC_OK) << model.message;
+  return model.status == KVC_OK ? model.kinds() : "";
+}
+
+std::string heads(const std::string& json, size_t layer = 0) {
+  HfModel model(json);
+  EXPECT_EQ(model.status, KVC_OK) << model.message;
+  return model.status == KVC_OK ? model.heads(layer) : "";
+}
+
+void refused(const std::string& json, kvc_status status, std::initializer_list<const char*> parts) {
+  SCOPED_TRACE(json);
+  kvc_config config{};
+  (void)kvc_config_init(&config, sizeof config);
+  size_t n = 7;
+  expect_error(status, parts, [&](kvc_error* err) {
+    return kvc_config_from_hf_json(json.c_str(), &config, nullptr, &n, err);
+  });
+  EXPECT_EQ(n, 7u);
+  EXPECT_EQ(config.layers, nullptr);
+}
+
+TEST(HfConfigKeys, AnUnknownFamilyIsReadWithOneLineThatNamesTheKeys) {
+  const Lines lines;
+  HfModel model(novel(R"("sliding_window": 128, "layer_types": ["sliding_attention",
+      "full_attention", "sliding_attention", "full_attention", "sliding_attention",
+      "full_attention"])"));
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  EXPECT_EQ(model.kinds(), "WAWAWA");
+  EXPECT_EQ(model.layer(0).window, 128);
+  EXPECT_EQ(model.heads(0), "8/2 heads of 64/64 bfloat16");
+  EXPECT_EQ(model.layer(0).rope, nullptr) << "rotations are left to the model";
+  ASSERT_EQ(lines.all().size(), 1u) << "the call that only counts says nothing";
+  EXPECT_EQ(
+      lines.all()[0],
+      "model_type 'novel_lm' is not known: it is read by its keys: layer_types, "
+      "num_attention_heads, num_key_value_heads, head_dim, sliding_window; rotations are left "
+      "to the model");
+}
+
+TEST(HfConfigKeys, AFamilyThatWasComparedIsReadWithoutALine) {
+  const Lines lines;
+  HfModel model(R"({"model_type": "smollm3", "num_hidden_layers": 4, "num_attention_heads": 16,
+      "num_key_value_heads": 4, "hidden_size": 2048, "max_position_embeddings": 32768,
+      "no_rope_layers": [1, 1, 1, 0], "use_sliding_window": false, "sliding_window": null})");
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  EXPECT_EQ(model.kinds(), "AAAA");
+  EXPECT_EQ(model.heads(0), "16/4 heads of 128/128 bfloat16");
+  EXPECT_EQ(model.config.max_seq_len, 32768);
+  EXPECT_TRUE(lines.all().empty());
+}
+
+TEST(HfConfigKeys, LayerTypesDecide) {
+  EXPECT_EQ(kinds(novel(R"("attention_chunk_size": 64, "conv_L_cache": 3, "sliding_window": 32,
+      "layer_types": ["chunked_attention", "conv", "moe", "mlp", "full_attention",
+      "sliding_attention"])")),
+            "KS--AW");
+  HfModel delta(novel(R"("linear_num_key_heads": 2, "linear_num_value_heads": 4,
+      "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+      "layers_block_type": ["linear_attention", "mamba", "full_attention", "attention",
+      "linear_attention", "full_attention"])"));
+  ASSERT_EQ(delta.status, KVC_OK) << delta.message;
+  EXPECT_EQ(delta.kinds(), "SSAASA");
+  EXPECT_EQ(delta.states(0), "[192, 3] bfloat16, [4, 16, 32] float32");
+  HfModel kda(novel(R"("linear_num_heads": 3, "linear_head_dim": 16, "short_conv_kernel_size": 4,
+      "layer_types": ["linear_attention", "full_attention", "full_attention", "full_attention",
+      "full_attention", "full_attention"])"));
+  ASSERT_EQ(kda.status, KVC_OK) << kda.message;
+  EXPECT_EQ(kda.states(0),
+            "[48, 3] bfloat16, [48, 3] bfloat16, [48, 3] bfloat16, [3, 16, 16] float32");
+  HfModel hybrid(novel(R"("mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 4,
+      "mamba_d_conv": 4, "mamba_expand": 2, "sliding_window": 9, "layer_types": ["hybrid",
+      "hybrid_sliding", "full_attention", "mamba", "hybrid", "moe"])"));
+  ASSERT_EQ(hybrid.status, KVC_OK) << hybrid.message;
+  EXPECT_EQ(hybrid.kinds(), "ASWSASAS-");
+  EXPECT_EQ(hybrid.states(1), "[136, 3] bfloat16, [8, 4, 16] float32");
+}
+
+TEST(HfConfigKeys, WindowsWithoutAListFollowTheirSwitches) {
+  EXPECT_EQ(kinds(novel(R"("sliding_window": 16)")), "WWWWWW");
+  EXPECT_EQ(kinds(novel(R"("sliding_window": null)")), "AAAAAA");
+  EXPECT_EQ(kinds(novel(R"("sliding_window": 16, "use_sliding_window": false)")), "AAAAAA");
+  EXPECT_EQ(kinds(novel(R"("sliding_window": 16, "use_sliding_window": true,
+      "max_window_layers": 4)")),
+            "AAAAWW");
+  EXPECT_EQ(kinds(novel(R"("sliding_window": 16, "sliding_window_pattern": 3)")), "WWAWWA");
+  EXPECT_EQ(kinds(novel(R"("sliding_window": 16, "global_attn_every_n_layers": 2)")), "WAWAWA");
+  EXPECT_EQ(kinds(novel(R"("sliding_window": 16, "sliding_window_pattern": "LLLG")")), "WWWAWW");
+  EXPECT_EQ(kinds(novel(R"("attention_chunk_size": 16)")), "KKKKKK");
+  refused(novel(R"("sliding_window": 16, "sliding_window_pattern": "LX")"), KVC_E_UNSUPPORTED,
+          {"sliding_window_pattern", "'X'"});
+  refused(novel(R"("layer_types": ["full_attention", "sliding_attention", "full_attention",
+      "full_attention", "full_attention", "full_attention"])"),
+          KVC_E_INVALID_ARGUMENT, {"sliding_window is missing"});
+}
+
+TEST(HfConfigKeys, HeadsHaveSeveralNames) {
+  EXPECT_EQ(heads(novel("", R"("num_attention_heads": 8, "hidden_size": 640, "head_dim": null)")),
+            "8/8 heads of 80/80 bfloat16");
+  EXPECT_EQ(heads(novel("", R"("num_attention_heads": 3, "num_key_value_heads": null,
+      "hidden_size": 200)")),
+            "3/3 heads of 66/66 bfloat16")
+      << "rounded down, as transformers does";
+  EXPECT_EQ(heads(novel("", R"("n_head": 4, "n_embd": 260, "multi_query": true)")),
+            "4/1 heads of 65/65 bfloat16");
+  EXPECT_EQ(heads(novel("", R"("n_heads": 6, "num_kv_heads": 3, "kv_channels": 80)")),
+            "6/3 heads of 80/80 bfloat16");
+  const std::string sliding = novel(R"("sliding_window": 8, "sliding_window_pattern": 2,
+      "swa_num_key_value_heads": 4, "swa_head_dim": 32, "v_head_dim": 48, "swa_v_head_dim": 24)");
+  EXPECT_EQ(heads(sliding, 0), "8/4 heads of 32/24 bfloat16");
+  EXPECT_EQ(heads(sliding, 1), "8/2 heads of 64/48 bfloat16");
+  EXPECT_EQ(heads(novel(R"("num_attention_heads_per_layer": [8, 4, 8, 8, 8, 8])"), 1),
+            "4/2 heads of 64/64 bfloat16");
+  HfModel latent(novel(R"("kv_lora_rank": 96, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+      "v_head_dim": 64, "q_lora_rank": 128, "qk_head_dim": 96)"));
+  ASSERT_EQ(latent.status, KVC_OK) << latent.message;
+  EXPECT_EQ(latent.kinds(), "LLLLLL");
+  EXPECT_EQ(latent.layer(5).latent_rank, 96);
+  EXPECT_EQ(latent.layer(5).latent_rope_dim, 32);
+}
+
+TEST(HfConfigKeys, SingleLayersMayDiffer) {
+  const std::string json = novel(R"("per_layer_config": {"01": {"head_dim": 128}, "5":
+      {"num_key_value_heads": 4, "sliding_window": 12}, "2": null}, "sliding_window": 8)");
+  HfModel model(json);
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  EXPECT_EQ(model.heads(0), "8/2 heads of 64/64 bfloat16");
+  EXPECT_EQ(model.heads(1), "8/2 heads of 128/128 bfloat16");
+  EXPECT_EQ(model.heads(5), "8/4 heads of 64/64 bfloat16");
+  EXPECT_EQ(model.layer(5).window, 12);
+  EXPECT_EQ(model.layer(1).window, 8);
+  refused(novel(R"("per_layer_config": {"6": {"head_dim": 128}})"), KVC_E_INVALID_ARGUMENT,
+          {"per_layer_config has the key '6'", "below 6"});
+  refused(novel(R"("per_layer_config": {"x": {}})"), KVC_E_INVALID_ARGUMENT, {"the key 'x'"});
+  refused(novel(R"("per_layer_config": {"1": 3})"), KVC_E_INVALID_ARGUMENT,
+          {"per_layer_config.1", "a number"});
+  refused(novel(R"("per_layer_config": {"1": {"kv_lora_rank": 3}})"), KVC_E_UNSUPPORTED,
+          {"per_layer_config.1.kv_lora_rank"});
+  refused(novel(R"("per_layer_config": {"1": {"num_key_value_heads": 3}})"), KVC_E_INVALID_ARGUMENT,
+          {"per_layer_config.1.num_attention_heads = 8", "= 3"});
+}
+
+TEST(HfConfigKeys, LastLayersMayReadEarlierOnes) {
+  HfModel model(
+      novel(R"("num_kv_shared_layers": 2, "sliding_window": 8, "sliding_window_pattern": 2)"));
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  EXPECT_EQ(model.kinds(), "WAWARR");
+  EXPECT_EQ(model.layer(4).source_layer, 2);
+  EXPECT_EQ(model.layer(5).source_layer, 3);
+  refused(novel(R"("num_kv_shared_layers": 5, "sliding_window": 8, "sliding_window_pattern": 2)"),
+          KVC_E_INVALID_ARGUMENT, {"num_kv_shared_layers leaves layer 1"});
+}
+
+TEST(HfConfigKeys, EncodersAreRefusedAndDecodersOfEncodersRead) {
+  const std::string pairs = R"({"model_type": "novel_translator", "is_encoder_decoder": true,
+      "is_decoder": false, "d_model": 512, "encoder_layers": 6, "decoder_layers": 3,
+      "encoder_attention_heads": 4, "decoder_attention_heads": 8, "max_position_embeddings": 256})";
+  HfModel model(pairs);
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  EXPECT_EQ(model.kinds(), "ACACAC");
+  EXPECT_EQ(model.heads(1), "8/8 heads of 64/64 bfloat16");
+  EXPECT_EQ(model.config.max_cross_len, 256);
+  EXPECT_EQ(kinds(R"({"model_type": "novel_t5", "is_encoder_decoder": true, "d_kv": 64,
+      "num_heads": 4, "num_layers": 2, "num_decoder_layers": 1})"),
+            "AC");
+  EXPECT_EQ(kinds(novel(R"("is_decoder": true, "add_cross_attention": true)")), "ACACACACACAC");
+  EXPECT_EQ(kinds(novel(R"("is_decoder": true)")), "AAAAAA");
+  refused(novel(R"("is_decoder": false)"), KVC_E_UNSUPPORTED, {"is_decoder", "encoder"});
+  refused(R"({"model_type": "bert", "is_decoder": false, "num_hidden_layers": 2,
+      "num_attention_heads": 2, "hidden_size": 64})",
+          KVC_E_UNSUPPORTED, {"is_decoder", "keeps no cache"});
+  refused(novel(R"("architectures": ["NovelForMaskedLM"])"), KVC_E_UNSUPPORTED,
+          {"architectures has 'NovelForMaskedLM'", "keeps no cache"});
+  EXPECT_EQ(kinds(novel(R"("architectures": ["NovelForCausalLM"])")), "AAAAAA");
+}
+
+TEST(HfConfigKeys, KeysThatCouldChangeWhatIsKeptAreRefusedByName) {
+  for (const char* name :
+       {"kv_source_layers", "cache_every", "window_pattern_new", "conv_state_width", "ssm_heads",
+        "latent_groups", "cross_layers", "attn_layer_map", "num_kv_things", "swa_ratio"}) {
+    refused(novel("\"" + std::string(name) + "\": 3"), KVC_E_UNSUPPORTED,
+            {name, "could change what a layer keeps"});
+    for (const char* off : {"null", "false", "0", "\"\"", "[]", "{}"})
+      EXPECT_EQ(kinds(novel("\"" + std::string(name) + "\": " + off)), "AAAAAA") << name << off;
+  }
+  refused(novel(R"("index_topk": 2048)"), KVC_E_UNSUPPORTED, {"index_topk", "sparse attention"});
+  refused(novel(R"("compress_rates": {"a": 4})"), KVC_E_UNSUPPORTED,
+          {"compress_rates", "compressed tokens"});
+  // Experts, MLPs and vocabularies keep nothing.
+  EXPECT_EQ(kinds(novel(R"("n_shared_experts": 2, "mlp_layer_types": ["dense"], "kv_vocab_size": 3,
+      "moe_layer_end_index": 4, "shared_intermediate_size": 9, "use_cache": true)")),
+            "AAAAAA");
+  const auto typed = [](const std::string& type) {
+    return novel(R"("layer_types": ["full_attention", ")" + type +
+                 R"(", "full_attention", "full_attention", "full_attention", "full_attention"])");
+  };
+  refused(typed("indexed_attention"), KVC_E_UNSUPPORTED,
+          {"layer_types[1] = 'indexed_attention'", "index"});
+  refused(typed("heavily_compressed_attention"), KVC_E_UNSUPPORTED,
+          {"layer_types[1]", "compressed"});
+  refused(typed("banded"), KVC_E_UNSUPPORTED, {"layer_types[1] = 'banded'"});
+  refused(typed("linear_attention"), KVC_E_UNSUPPORTED,
+          {"layer_types[1] has a recurrent state", "no key says"});
+  refused(typed("conv"), KVC_E_INVALID_ARGUMENT, {"conv_L_cache is missing"});
+}
+
+TEST(HfConfigKeys, AnUnknownFamilyHasToSayEnough) {
+  refused(R"({"model_type": "novel_lm"})", KVC_E_UNSUPPORTED,
+          {"model_type = 'novel_lm'", "num_hidden_layers"});
+  refused(R"({"model_type": "novel_lm", "num_hidden_layers": 2, "num_attention_heads": 2})",
+          KVC_E_UNSUPPORTED, {"model_type = 'novel_lm'", "hidden_size"});
+  const auto nested = [](const std::string& fields) {
+    return R"({"model_type": "novel_vl", "text_config": {"model_type": "novel_text",
+        "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256)" +
+           fields + "}}";
+  };
+  // The class may have fewer KV heads than query heads.
+  refused(nested(""), KVC_E_UNSUPPORTED, {"text_config.num_key_value_heads"});
+  EXPECT_EQ(kinds(nested(R"(, "num_key_value_heads": 2)")), "AA");
+  EXPECT_EQ(kinds(nested(R"(, "num_key_value_heads": null)")), "AA");
+}
+
+// Two families were read wrong without a word, and two refused for a detail of their defaults.
+TEST(HfConfigKeys, WhatTheClassDoesWithoutAKeyIsWhatIsPlanned) {
+  HfModel mimo(R"({"model_type": "mimo_v2_flash", "num_hidden_layers": 2, "hidden_size": 4096,
+      "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128,
+      "sliding_window": 128, "layer_types": ["full_attention", "sliding_attention"]})");
+  ASSERT_EQ(mimo.status, KVC_OK) << mimo.message;
+  EXPECT_EQ(mimo.heads(0), "64/4 heads of 192/128 bfloat16");
+  EXPECT_EQ(mimo.heads(1), "64/8 heads of 192/128 bfloat16");
+  const std::string kimi = R"({"model_type": "kimi_linear", "num_hidden_layers": 3,
+      "num_attention_heads": 4, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+      "qk_rope_head_dim": 64, "v_head_dim": 128)";
+  HfModel listed(kimi + R"(, "linear_num_heads": 32, "linear_head_dim": 128,
+      "linear_conv_kernel_dim": 4,
+      "layer_types": ["linear_attention", "linear_attention", "full_attention"]})");
+  ASSERT_EQ(listed.status, KVC_OK) << listed.message;
+  EXPECT_EQ(listed.kinds(), "SSL");
+  EXPECT_EQ(listed.states(0),
+            "[4096, 3] bfloat16, [4096, 3] bfloat16, [4096, 3] bfloat16, [32, 128, 128] float32");
+  refused(kimi + "}", KVC_E_INVALID_ARGUMENT, {"layer_types is missing"});
+  HfModel glm(R"({"model_type": "glm4_moe", "num_hidden_layers": 1, "hidden_size": 4096,
+      "num_attention_heads": 96, "num_key_value_heads": 8})");
+  ASSERT_EQ(glm.status, KVC_OK) << glm.message;
+  EXPECT_EQ(glm.heads(0), "96/8 heads of 42/42 bfloat16");
+  EXPECT_EQ(glm.rope(0).rotary_dim, 22) << "half of 42 is odd: a pair more, by the odd exponents";
+  ASSERT_EQ(glm.rope(0).num_freq_factors, 11);
+  for (int i = 0; i < 11; ++i) {
+    EXPECT_NEAR(std::pow(1e4, -2.0 * i / 22) / glm.rope(0).freq_factors[i],
+                std::pow(1e4, -2.0 * i / 21), 1e-6);
+  }
+  HfModel gemma(R"({"model_type": "gemma4_text", "num_hidden_layers": 2, "sliding_window": 512,
+      "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_size": 2304,
+      "layer_types": ["sliding_attention", "full_attention"],
+      "per_layer_config": {"01": {"head_dim": 512, "num_key_value_heads": 2}}})");
+  ASSERT_EQ(gemma.status, KVC_OK) << gemma.message;
+  EXPECT_EQ(gemma.heads(0), "8/4 heads of 256/256 bfloat16");
+  EXPECT_EQ(gemma.heads(1), "8/2 heads of 512/512 bfloat16");
+}
+
+TEST(HfConfigKeys, FamiliesWhoseMeaningIsNotInTheirKeys) {
+  HfModel neo(R"({"model_type": "gpt_neo", "num_layers": 2, "num_heads": 16, "hidden_size": 2048,
+      "window_size": 256, "attention_layers": ["global", "local"]})");
+  EXPECT_EQ(neo.kinds(), "AA");
+  EXPECT_EQ(neo.heads(0), "16/16 heads of 128/128 bfloat16");
+  HfModel dbrx(R"({"model_type": "dbrx", "n_layers": 2, "n_heads": 48, "d_model": 6144,
+      "max_seq_len": 32768, "attn_config": {"kv_n_heads": 8, "rope_theta": 500000}})");
+  EXPECT_EQ(dbrx.heads(0), "48/8 heads of 128/128 bfloat16");
+  EXPECT_EQ(dbrx.rope(0).theta, 500000);
+  HfModel longcat(R"({"model_type": "longcat_flash", "num_layers": 3, "num_attention_heads": 64,
+      "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128})");
+  EXPECT_EQ(longcat.kinds(), "LLLLLL");
+  HfModel inkling(R"({"model_type": "inkling_text", "num_hidden_layers": 2, "hidden_size": 640,
+      "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 80, "conv_kernel_size": 4,
+      "swa_num_key_value_heads": 4, "sliding_window_size": 512,
+      "layer_types": ["hybrid_sliding", "hybrid"]})");
+  EXPECT_EQ(inkling.kinds(), "WSAS");
+  EXPECT_EQ(inkling.states(1),
+            "[320, 3] bfloat16, [320, 3] bfloat16, [640, 3] bfloat16, [640, 3] bfloat16");
+  EXPECT_EQ(inkling.states(3),
+            "[160, 3] bfloat16, [160, 3] bfloat16, [640, 3] bfloat16, [640, 3] bfloat16");
+  HfModel zaya(R"({"model_type": "zaya", "num_hidden_layers": 1, "num_attention_heads": 8,
+      "num_key_value_heads": 2, "head_dim": 128, "hidden_size": 2048, "cca_time0": 2,
+      "cca_time1": 2, "layer_types": ["hybrid"]})");
+  EXPECT_EQ(zaya.kinds(), "AS");
+  EXPECT_EQ(zaya.states(1), "[1280, 2] bfloat16, [128] bfloat16");
+  HfModel minimax(R"({"model_type": "minimax", "num_hidden_layers": 2, "num_attention_heads": 32,
+      "num_key_value_heads": 8, "hidden_size": 4096,
+      "layer_types": ["linear_attention", "full_attention"]})");
+  EXPECT_EQ(minimax.kinds(), "SA");
+  EXPECT_EQ(minimax.states(0), "[32, 128, 128] float32");
+  HfModel griffin(R"({"model_type": "recurrent_gemma", "num_hidden_layers": 4, "lru_width": 2560,
+      "num_attention_heads": 10, "num_key_value_heads": 1, "hidden_size": 2560,
+      "attention_window_size": 2048, "conv1d_width": 4,
+      "block_types": ["recurrent", "recurrent", "attention"]})");
+  EXPECT_EQ(griffin.kinds(), "SSWS");
+  EXPECT_EQ(griffin.states(0), "[2560, 3] bfloat16, [2560] float32");
+  HfModel zamba(R"({"model_type": "zamba", "num_hidden_layers": 3, "hidden_size": 3712,
+      "num_attention_heads": 16, "attention_head_dim": 464, "n_mamba_heads": 2, "mamba_expand": 2,
+      "mamba_d_state": 16, "layers_block_type": ["mamba", "hybrid", "mamba"]})");
+  EXPECT_EQ(zamba.kinds(), "SASS");
+  EXPECT_EQ(zamba.states(0), "[7424, 3] bfloat16, [2, 3712, 16] float32");
+  // A model that drafts from another one's cache, around a text part that alone could be read.
+  refused(R"({"model_type": "gemma4_assistant", "text_config": {"model_type": "gemma2",
+      "num_hidden_layers": 2}})",
+          KVC_E_UNSUPPORTED, {"model_type = 'gemma4_assistant'", "another model"});
+  for (const char* name : {"openai-gpt", "rwkv", "xlstm", "xlnet", "xlm", "reformer", "blt",
+                           "minimax_m3_vl_text", "qwen4_exp_text", "trocr", "musicgen_decoder"}) {
+    refused(R"({"model_type": ")" + std::string(name) + "\"}", KVC_E_UNSUPPORTED,
+            {name, "is not supported: "});
+  }
+}
+
+}  // namespace
+}  // namespace kvc::test
