@@ -42,7 +42,7 @@ from .package import (  # noqa: E402
     set_module_path,
     version,
 )
-from .plan import Plan, min_pages  # noqa: E402
+from .plan import Plan, min_pages, plan_for  # noqa: E402
 from .prefix import ADAPTER, MEDIA, USER, Event, Events, Prefix, PrefixKey, prefix_hash  # noqa: E402
 from .tensors import SupportsDLPack, Tensor, as_dtype, to_numpy  # noqa: E402
 from .tiers import Tiers, TierStats  # noqa: E402
@@ -71,6 +71,7 @@ __all__ = [
     "State",
     "Plan",
     "min_pages",
+    "plan_for",
     "Forward",
     "AttnOptions",
     "Fence",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import html
 import json
+import re
+import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from . import _capi
 from .config import Config, Layer, config_of
 from .devices import device_of, stream_address
-from .errors import integer, wrong_type
+from .errors import ArgumentTypeError, InvalidArgument, NeverFits, integer, wrong_type
 from .info import GroupInfo, LayerInfo, PlanInfo, layer_info, made
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from .config import Limits, ModelLimits
 
-__all__ = ["Plan", "min_pages"]
+__all__ = ["Plan", "min_pages", "plan_for"]
 
 
 class Plan:
@@ -119,3 +122,59 @@ def min_pages(plans: Iterable[Plan]) -> int:
         if not isinstance(plan, Plan):
             raise wrong_type(f"plans[{index}]", "a kvcache.Plan", plan)
     return int(_capi.kvc_plan_min_pages(tuple(plan._handle for plan in given)))
+
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def _bytes_of(memory: SupportsIndex | str) -> int:
+    """24GiB and 24G are powers of 1024, 24GB of 1000; a number is bytes."""
+    if not isinstance(memory, str):
+        return integer(memory, "memory")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)(i?b)?\s*", memory, re.IGNORECASE)
+    if match is None or (match[3] and match[3].lower() == "ib" and not match[2]):
+        raise InvalidArgument(f"memory: expected a size such as '24GiB', '24GB' or bytes, got {memory!r}")
+    base = 1000 if (match[3] or "").lower() == "b" else 1024
+    whole = int(match[1]) if match[1].isdigit() else float(match[1])
+    return int(whole * base ** _UNITS[match[2].lower()])
+
+
+def plan_for(
+    model_config: Any, memory: SupportsIndex | str, **limits: Unpack[ModelLimits]
+) -> Plan:
+    """The cache of a Hugging Face model in given memory, as `kvcache plan` plans it.
+
+        kvcache.plan_for("path/to/config.json", memory="24GiB").max_tokens(24 << 30)
+        kvcache.plan_for(model.config, memory=24 << 30, max_seq_len=32768).info.num_pages
+
+    model_config: as in `Config.from_hf`, so also a transformers configuration object. A model_type that is not known is read by its keys, with
+        a warning in the log (`set_logger`).
+    memory: bytes, or a text: "24GiB" and "24G" are powers of 1024, "24GB" of 1000.
+    limits: as in `Config.from_hf`, except num_pages and byte_budget. max_tokens_per_forward is 8192 unless given.
+
+    When a request of max_seq_len tokens does not fit, the plan is for the longest that does, with a warning that names both lengths.
+    """
+    for name in ("num_pages", "byte_budget", "pool_tensors"):
+        if name in limits:
+            raise ArgumentTypeError(f"{name}: memory says how large the cache is")
+    limits.setdefault("max_tokens_per_forward", 8192)
+    budget = _bytes_of(memory)
+    if budget < 1:  # 0 would be a plan without a limit
+        raise InvalidArgument(f"memory: expected a positive size, got {memory!r}")
+    config = Config.from_hf(model_config, byte_budget=budget, **limits)
+    asked = config.max_seq_len
+    while True:
+        try:
+            plan = Plan(config)
+            break
+        except NeverFits as error:
+            shorter = min(error.detail, config.max_seq_len - 1)
+            if shorter < 1:
+                raise
+            config = replace(config, max_seq_len=shorter)
+    if config.max_seq_len != asked:
+        warnings.warn(
+            f"a request of {asked} tokens does not fit in {memory}: this is the plan for {config.max_seq_len}",
+            stacklevel=2,
+        )
+    return plan

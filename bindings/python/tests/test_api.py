@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -294,6 +295,52 @@ LLAMA = {
 }
 
 
+def test_plans_of_a_model_in_memory_are_those_of_the_config_and_of_the_command(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    plan = kvcache.plan_for(LLAMA, "24MiB")
+    assert plan.config.byte_budget == 24 << 20 and plan.config.max_seq_len == 512
+    assert plan.config.max_tokens_per_forward == 8192
+    wanted = kvcache.Plan(model_config=LLAMA, byte_budget=24 << 20, max_tokens_per_forward=8192)
+    for model in (LLAMA, path, str(tmp_path), json.dumps(LLAMA), SimpleNamespace(to_dict=lambda: LLAMA)):
+        assert kvcache.plan_for(model, memory=24 << 20).to_dict() == wanted.to_dict()
+    for text, size in (("1GB", 10**9), ("1.5 MiB", 3 << 19), ("2g", 2 << 30), ("65536000", 65536000), ("64000KB", 64 * 10**6)):
+        assert kvcache.plan_for(LLAMA, text).config.byte_budget == size
+    small = kvcache.plan_for(LLAMA, "24MiB", max_seq_len=64, dtype="float32", max_tokens_per_forward=16)
+    assert small.config.max_seq_len == 64 and small.layer(0).k_dtype == "float32"
+    for wrong in ("lots", "1ib", "-3GiB", "", "1.2.3G", 0, "0"):
+        with pytest.raises(kvcache.InvalidArgument, match="memory"):
+            kvcache.plan_for(LLAMA, wrong)
+
+
+def test_a_request_that_does_not_fit_is_planned_shorter_with_a_warning():
+    with pytest.warns(UserWarning, match="a request of 512 tokens does not fit in 100000: this is the plan for"):
+        plan = kvcache.plan_for(LLAMA, 100000)
+    assert 0 < plan.config.max_seq_len < 512
+    assert plan.request_pages(plan.config.max_seq_len) <= plan.info.num_pages
+    with pytest.raises(kvcache.InvalidArgument, match="holds no page"):
+        kvcache.plan_for(LLAMA, 10)
+
+
+def test_a_model_type_that_is_not_known_is_read_by_its_keys_with_a_line_in_the_log():
+    lines = []
+    kvcache.set_logger(lambda level, message: lines.append((level, message)))
+    try:
+        plan = kvcache.plan_for({**LLAMA, "model_type": "novel"}, "1MiB")
+    finally:
+        kvcache.set_logger(None)
+    assert plan.layer(2).num_kv_heads == 2 and plan.layer(2).k_dim == 16
+    assert lines == [
+        (
+            2,
+            "model_type 'novel' is not known: it is read by its keys: num_attention_heads, "
+            "num_key_value_heads, head_dim; rotations are left to the model",
+        )
+    ]
+    with pytest.raises(kvcache.Unsupported, match="kv_map could change what a layer keeps"):
+        kvcache.plan_for({**LLAMA, "model_type": "novel", "kv_map": [1]}, "1MiB")
+
+
 def test_a_config_json_describes_the_layers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     for source in (LLAMA, json.dumps(LLAMA), tmp_path, str(tmp_path / "config.json")):
@@ -310,7 +357,7 @@ def test_a_config_json_describes_the_layers(tmp_path):
     with kvcache.KVCache(model_config=LLAMA, num_pages=64, dtype="float32", max_seq_len=128) as cache:
         assert cache.plan.layer(2).k_dtype == "float32" and cache.plan.info.max_seq_len >= 128
     with pytest.raises(kvcache.Unsupported, match="no_such_model"):
-        kvcache.Config.from_hf({**LLAMA, "model_type": "no_such_model"})
+        kvcache.Config.from_hf({"model_type": "no_such_model"})
     with pytest.raises(TypeError, match="not both"):
         kvcache.Cache(config, num_pages=3)
 

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache of a model keeps what the plan of its configuration says: both read the same rules."""
+
+import families
+import pytest
+import torch
+
+import kvcache
+from kvcache.hf import PagedCache
+
+
+def rows(layers):
+    """(elements per token, window) of layers that keep K and V, in order."""
+    out = []
+    for layer in layers:
+        if layer.kind == "mla":
+            out.append((layer.latent_rank + layer.latent_rope_dim, layer.window or 0))
+        elif layer.kind == "attention":
+            out.append((layer.num_kv_heads * (layer.k_dim + layer.v_dim), layer.window or layer.chunk or 0))
+    return out
+
+
+# The tests' common keys say two KV heads, which CodeGen has not.
+CHANGES = {"codegen": dict(num_key_value_heads=4)}
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+@torch.inference_mode()
+def test_a_cache_keeps_what_its_configuration_plans(name):
+    model = families.build(name, **CHANGES.get(name, {}))
+    if model.config.is_encoder_decoder:
+        pytest.skip("PagedEncoderDecoderCache keeps the encoder's K and V apart")
+    try:
+        plan = kvcache.plan_for(model.config, memory="64MiB")
+    except kvcache.Unsupported as error:
+        pytest.skip(f"refused by name: {error}")
+    wanted = rows(plan.layer(index) for index in range(plan.info.num_layers))
+    cache = PagedCache(model.config)
+    ids, _ = families.prompt(1, 8)
+    model(input_ids=ids, past_key_values=cache, use_cache=True)
+    if not wanted:
+        assert cache.store is None or not rows(cache.store.cache.plan.config.layers)
+        return
+    assert rows(cache.store.cache.plan.config.layers) == wanted
+
+
+def test_a_configuration_object_and_its_dictionary_plan_alike():
+    config = families.build("qwen3").config
+    assert kvcache.plan_for(config, "1GiB").to_dict() == kvcache.plan_for(config.to_dict(), "1GiB").to_dict()
