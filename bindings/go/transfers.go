@@ -228,6 +228,10 @@ type ReceiveOptions struct {
 
 // SendOptions say how a sequence is sent. Deadline and Idle: negative: none.
 type SendOptions struct {
+	// The coming forwards compute tokens of the ticket, and rows leave layer by layer as they are written. The end
+	// comes with the forward that brings the last token. One that is aborted, or a sequence that is removed, popped
+	// or shifted before, ends the transfer.
+	AsComputed bool
 	Begin    int64         // the first token that travels: ReceiveOptions.Begin
 	Deadline time.Duration // for all of it, from now on; 0: 30 s
 	Idle     time.Duration // the receiver said nothing for so long; 0: as of the transport
@@ -278,6 +282,9 @@ func (c *Cache) Send(t *Transport, seq int64, ticket []byte, options SendOptions
 		deadline_ns: C.int64_t(options.Deadline),
 		idle_ns:     C.int64_t(options.Idle),
 		model_id:    model,
+	}
+	if options.AsComputed {
+		desc.mode = C.KVC_SEND_AS_COMPUTED
 	}
 	data, size := memory(nil, ticket)
 	return c.transfer(t, false, func(out *C.uintptr_t) *C.kvc_error {

@@ -121,6 +121,37 @@ func TestWhatArrivesIsWhatWasSent(t *testing.T) {
 	}
 }
 
+func TestRowsLeaveAsTheyAreComputed(t *testing.T) {
+	transport := newTransport(t, kvcache.TransportOptions{})
+	for _, pageSize := range []int{16, 48} {
+		layer := kvcache.Layer{NumKVHeads: 1, KDim: 80, KDType: kvcache.F32}
+		config := &kvcache.Config{Layers: []kvcache.Layer{layer, layer}, PageSize: 16, NumPages: 64, NumThreads: 1}
+		other := *config
+		other.PageSize = pageSize
+		from, to, back := newCache(t, config), newCache(t, &other), newCache(t, config)
+		ok(t, from.AddSeq(4))
+		arriving := receive(t, to, transport, kvcache.ReceiveOptions{Seq: 4, NumTokens: 60, Publish: true})
+		leaving := send(t, from, transport, 4, arriving, kvcache.SendOptions{AsComputed: true})
+		for _, end := range [][2]int32{{0, 7}, {7, 57}, {57, 60}} {
+			extend(t, from, 4, 1, 80, upTo(end[0], end[1]))
+		}
+		ok(t, leaving.Wait(anyWhile(t)))
+		ok(t, arriving.Wait(anyWhile(t)))
+		// Back again they are the sender's bit for bit.
+		arriving = receive(t, back, transport, kvcache.ReceiveOptions{Seq: 4, NumTokens: 60, Publish: true})
+		leaving = send(t, to, transport, 4, arriving, kvcache.SendOptions{})
+		ok(t, leaving.Wait(anyWhile(t)))
+		ok(t, arriving.Wait(anyWhile(t)))
+		if !bytes.Equal(file(t, from, 4), file(t, back, 4)) {
+			t.Errorf("pages of %d: the files differ", pageSize)
+		}
+		for _, cache := range []*kvcache.Cache{from, to, back} {
+			ok(t, cache.Check())
+			ok(t, cache.Close())
+		}
+	}
+}
+
 func TestTokensThatTheReceiverHasDoNotTravel(t *testing.T) {
 	transport := newTransport(t, kvcache.TransportOptions{})
 	from, to := newCache(t, small()), newCache(t, small())

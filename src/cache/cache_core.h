@@ -72,6 +72,16 @@ struct HeldPages {
   std::vector<StateSlot> states;
 };
 
+// Told of the rows that a forward writes, where somebody wants to know.
+class RowObserver {
+ public:
+  virtual ~RowObserver() = default;
+  // A call has written rows of the open forward in this layer.
+  virtual void on_rows(int32_t local_layer) noexcept = 0;
+  virtual void on_abort() noexcept = 0;  // Before the rows are gone.
+  virtual void on_end() noexcept = 0;    // After the tokens have become the sequences'.
+};
+
 // Data first; the functions below are checks and sums that several parts share. Each check throws
 // Error; `what` is the function that is refused, `action` a verb for the message.
 struct CacheCore {
@@ -165,6 +175,7 @@ struct CacheCore {
   Forward forward;
   SpareHistories spare_histories;
   std::vector<const HeldPages*> holds;  // Those of transfers.
+  RowObserver* observer = nullptr;      // Nullable.
   CacheCounters counters;
   int64_t num_swapped = 0;        // Sequences on the host.
   bool is_pool_exported = false;  // Once true for ever: the host may keep the tensor.

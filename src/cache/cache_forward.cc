@@ -175,10 +175,12 @@ void LayerCall::require_appended() const {
 void LayerCall::attend(KeyScope scope, const AttnOptions& options, const AttnTensors& tensors,
                        bool is_mla_self) {
   core_.engine->attend(core_.forward, {layer, scope, is_mla_self}, options, tensors);
+  if (core_.observer != nullptr) core_.observer->on_rows(layer.source);
 }
 
 void LayerCall::append(const kernels::TokenRows& k, const kernels::TokenRows& v) {
   core_.engine->append(core_.forward, local_, k, v);
+  if (core_.observer != nullptr) core_.observer->on_rows(local_);
 }
 
 StoredTokens LayerCall::stored_tokens(kvc_seq seq) const {
@@ -389,11 +391,13 @@ void CacheForward::end() {
                kOwnStream);
   core_.forward.closed();
   handle_.close();
+  if (core_.observer != nullptr) core_.observer->on_end();
 }
 
 void CacheForward::abort() {
   core_.engine->close(core_.forward, true);
   ++core_.counters.forwards_aborted;
+  if (core_.observer != nullptr) core_.observer->on_abort();
   core_.forward.batch().rollback(core_.sequences, core_.allocator, core_.states);
   core_.forward.closed();
   handle_.close();

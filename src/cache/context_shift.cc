@@ -70,6 +70,11 @@ void settle_key_leads(CacheCore& core) {
   });
   if (!has_leads) return;
   core.require_closed("let the host read or write pages while tokens are shifted");
+  if (!core.holds.empty())
+    fail_with(KVC_E_BUSY, static_cast<int64_t>(core.holds.size()),
+              "cannot let the host read or write pages while tokens are shifted: %zu transfers are "
+              "open, expected 0",
+              core.holds.size());
   LeadSettler settler(core, core.sequences.totals().length);
   core.sequences.for_each([&](Sequence& sequence) { settler.settle(sequence); });
 }

@@ -111,6 +111,7 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
   private_pages.add(begin, begin + count, std::move(groups));
   private_pages.check();
   private_pages.prepare();
+  sequence.followed = 0;
   std::vector<TokenLeads> leads;  // [layers]
   for (const LayerRows& rows : layers) {
     const bool is_cross = core_.group_of(core_.layer(rows.local_layer)).is_cross;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <numeric>
 #include <utility>
 
 #include "src/base/error.h"
@@ -30,10 +32,11 @@ void require_cpu(const CacheCore& core, const char* function) {
 }
 
 TransferShape shape_of(const CacheCore& core, const Sequence& sequence, int64_t begin) {
-  TransferShape shape{begin, sequence.length, sequence.cross_length, {}};
+  TransferShape shape{begin, sequence.length, sequence.cross_length, {}, {}};
   for (size_t group = 0; group < core.spec().groups.size(); ++group) {
     const PageTable& table = sequence.tables[group];
     shape.groups.push_back({table.sink_kept, table.kept_begin});
+    shape.page_sizes.push_back(core.group(group).page_size);
   }
   return shape;
 }
@@ -70,7 +73,7 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
     keys_ = sequence.history.keys;
   }
 
-  std::string fingerprint() const { return layout_fingerprint(layout_text(plan_->spec())); }
+  std::string layout() const { return page_format_text(plan_->spec(), 1); }
 
   const ReceiveRequest request;
   const TransferShape shape;
@@ -86,8 +89,7 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
   void begin(const Hello& hello) override {
     if (!hello.layout.empty()) {
       fail(KVC_E_UNSUPPORTED, "the sender has another layout: %s",
-           layout_difference(layout_text(plan_->spec()), "the receiver", hello.layout, "the sender")
-               .c_str());
+           layout_difference(layout(), "the receiver", hello.layout, "the sender").c_str());
     }
     if (!request.model_id.empty() && hello.model_id != request.model_id) {
       fail(KVC_E_INVALID_ARGUMENT, "the receiver waits for model_id \"%.100s\", not \"%.100s\"",
@@ -100,7 +102,9 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
     kept.clear();
     for (size_t group = 0; group < shape.groups.size(); ++group)
       kept.push_back(kept_by_both(shape.groups[group], hello.shape.groups[group]));
-    chunks_ = std::make_unique<TransferChunks>(*plan_, shape, hello.shape);
+    chunks_ = std::make_unique<TransferChunks>(
+        *plan_, shape, hello.shape, TransferChunks::Options{hello.is_by_layer, {}, true});
+    prefix_block_ = hello.prefix_block;
   }
 
   uint32_t num_chunks() const override { return static_cast<uint32_t>(chunks_->chunks().size()); }
@@ -109,13 +113,14 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
   std::vector<IoRange> chunk_ranges(uint32_t index) override {
     const TransferChunks::Chunk& chunk = chunks_->chunks()[index];
     std::vector<IoRange> ranges;
-    if (chunk.group < 0) {
+    if (chunk.lane < 0) {
       ranges.push_back({state + chunk.first, static_cast<size_t>(chunk.count)});
       return ranges;
     }
-    const auto group = static_cast<size_t>(chunk.group);
+    const TransferChunks::Lane& lane = chunks_->lanes()[chunk.lane];
+    const auto group = static_cast<size_t>(lane.group);
     for (int64_t i = chunk.first; i < chunk.first + chunk.count; ++i)
-      chunks_->add_page(pool_, group, pages_[group][chunks_->places(group)[i]], &ranges);
+      chunks_->add_page(pool_, lane, pages_[group][chunks_->places(group)[i]], &ranges);
     return ranges;
   }
 
@@ -126,6 +131,7 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
     SequenceImage& sequence = sent.sequences.front();
     check_equal(sequence.length, shape.length, "tokens");
     check_equal(sequence.cross_length, shape.cross_length, "encoder tokens");
+    cut_anew(sequence.history);
     check_sequence(sequence, plan_->spec());
     const bool may_have_one = state != nullptr && sequence.checkpoints.size() == 1;
     for (const CheckpointImage& checkpoint : sequence.checkpoints) {
@@ -133,6 +139,14 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
         fail_with(KVC_E_CORRUPT, checkpoint.position,
                   "the sender describes a checkpoint at %lld, expected the end (%lld)",
                   ll(checkpoint.position), ll(shape.length));
+    }
+    // Automatic checkpoints are those of this side's stride.
+    if (state != nullptr &&
+        (sequence.checkpoints.empty() || sequence.checkpoints.front().is_automatic != 0)) {
+      const int64_t stride = plan_->spec().state_stride;
+      sequence.checkpoints.clear();
+      if (stride != 0 && shape.length % stride == 0)
+        sequence.checkpoints.push_back({shape.length, 0, 1});
     }
     // What both know of the tokens that do not travel has to agree.
     const size_t num_keys =
@@ -155,50 +169,116 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
            static_cast<uint64_t>(shape.length) * kPerToken;
   }
 
+  // The sender's blocks may have another number of tokens. Tokens whose ids are not known cannot be
+  // cut anew: nothing is known of them then.
+  void cut_anew(TokenHistory& history) const {
+    const int32_t block = plan_->spec().prefix_block();
+    if (prefix_block_ == block) return;
+    const bool has_all_ids = history.ids_begin == 0 && history.num_given == 0 &&
+                             history.num_known == static_cast<int64_t>(history.ids.size());
+    const std::vector<int32_t> ids = has_all_ids ? std::move(history.ids) : std::vector<int32_t>();
+    history.keys.clear();
+    history.ids.clear();
+    history.ids_begin = history.num_known = history.num_given = 0;
+    (void)history.reserve(static_cast<int64_t>(ids.size()), block);
+    history.add(ids.data(), static_cast<int64_t>(ids.size()), block);
+  }
+
   std::shared_ptr<const Plan> plan_;
   const PagePool& pool_;
   std::shared_ptr<TransferLink> link_;
   std::vector<std::vector<PageId>> pages_;  // [layer group][place]
   std::vector<BlockKey> keys_;              // For the tokens that the receiver has.
+  int32_t prefix_block_ = 1;                // Tokens per block of the sender's keys.
   std::unique_ptr<TransferChunks> chunks_;
 };
 
+// Pages are held from the moment on when they are full: whatever becomes of the sequence, what has
+// been sent of them stays.
 class SendTransfer final : public Transfer, public SendSource {
  public:
-  // Holds the pages that travel. Throws Error, std::bad_alloc.
+  // Holds nothing yet. Throws Error, std::bad_alloc.
   SendTransfer(const Ticket& ticket, CacheCore& core, std::shared_ptr<TransferLink> link,
-               const Sequence& sequence, std::string model_id)
+               const Sequence& sequence, const SendRequest& request)
       : Transfer(ticket.id),
+        length(ticket.shape.length),
         pool_(core.pool),
         link_(std::move(link)),
-        chunks_(*core.plan, ticket.shape, shape_of(core, sequence, ticket.shape.begin)) {
+        chunks_(*core.plan, ticket.shape, shape_of(core, sequence, ticket.shape.begin),
+                {request.as_computed, {}, true}) {
     hello_.shape = shape_of(core, sequence, ticket.shape.begin);
-    hello_.model_id = std::move(model_id);
-    const std::string layout = layout_text(core.spec());
+    hello_.shape.length = length;
+    hello_.shape.cross_length = ticket.shape.cross_length;
+    hello_.model_id = request.model_id;
+    hello_.is_by_layer = request.as_computed;
+    hello_.prefix_block = core.spec().prefix_block();
+    const std::string layout = page_format_text(core.spec(), 1);
     if (layout_fingerprint(layout) != ticket.fingerprint) hello_.layout = layout;
-    const Layout& bytes = core.plan->layout();
-    const UnusedBytes unused(*core.plan);
-    for (size_t group = 0; group < core.spec().groups.size(); ++group) {
-      const GroupSpec& spec = core.group(group);
-      std::vector<PageId>& pages = pages_.emplace_back(pages_of(sequence.tables[group]));
-      const int64_t stored = sequence.stored(spec);
-      std::vector<std::byte>& last = last_pages_.emplace_back();
-      for (const int64_t place : chunks_.places(group)) {
-        const int64_t tokens = stored - place * spec.page_size;
-        if (tokens >= spec.page_size) {
-          held.pages.push_back(pages[place]);
-          continue;
-        }
-        // Whoever appends next writes behind the last token: a copy goes, and nothing of others.
-        last.resize(static_cast<size_t>(bytes.group_bytes[group]));
-        core.device->read_pages(&pages[place], 1, bytes.group_bytes[group], last.data(),
-                                kOwnStream);
-        unused.clear_page(group, tokens, last.data());
-        last_place_of_group_.resize(group + 1, -1);
-        last_place_of_group_[group] = place;
+    groups_.resize(core.spec().groups.size());
+    for (size_t index = 0; index < groups_.size(); ++index) {
+      const GroupSpec& spec = core.group(index);
+      Group& group = groups_[index];
+      group.page_size = spec.page_size;
+      group.stored = spec.is_cross ? ticket.shape.cross_length : spec.tokens_of(length);
+      const int64_t num_pages = spec.pages_for(group.stored);
+      group.pages.resize(static_cast<size_t>(num_pages), kNoPage);
+      group.travels.resize(static_cast<size_t>(num_pages), 0);
+      const int64_t theirs = chunks_.page_size(index);
+      for (const int64_t place : chunks_.places(index)) {
+        const int64_t end = std::min((place + 1) * theirs, group.stored);
+        for (int64_t own = place * theirs / spec.page_size; own * spec.page_size < end; ++own)
+          group.travels[own] = 1;
       }
     }
-    last_place_of_group_.resize(core.spec().groups.size(), -1);
+    next_chunk_.reserve(chunks_.lanes().size());
+    for (const TransferChunks::Lane& lane : chunks_.lanes())
+      next_chunk_.push_back(lane.first_chunk);
+  }
+
+  // Rows of the first `stored` tokens of a layer group are there, in one layer or in all of them
+  // (-1). Holds the pages that are full, and returns the chunks that have become ready. Throws
+  // std::bad_alloc.
+  std::vector<uint32_t> advance(CacheCore& core, const PageTable& table, size_t index,
+                                int32_t local_layer, int64_t stored) {
+    Group& group = groups_[index];
+    stored = std::min(stored, group.stored);
+    hold(core, table, group, stored / group.page_size);
+    const int64_t full = stored / group.page_size * group.page_size;
+    const int64_t theirs = chunks_.page_size(index);
+    std::vector<uint32_t> ready;
+    for (size_t i = 0; i < chunks_.lanes().size(); ++i) {
+      const TransferChunks::Lane& lane = chunks_.lanes()[i];
+      if (lane.group != static_cast<int32_t>(index)) continue;
+      if (local_layer >= 0 &&
+          chunks_.parts(index)[static_cast<size_t>(lane.first_part)].local_layer != local_layer)
+        continue;
+      for (uint32_t& next = next_chunk_[i]; next < lane.end_chunk; ++next) {
+        const TransferChunks::Chunk& chunk = chunks_.chunks()[next];
+        if ((chunks_.places(index)[chunk.first + chunk.count - 1] + 1) * theirs > full) break;
+        ready.push_back(next);
+      }
+    }
+    return ready;
+  }
+
+  // The sequence has all tokens. Throws Error, std::bad_alloc.
+  void complete(CacheCore& core, const Sequence& sequence) {
+    const Layout& bytes = core.plan->layout();
+    const UnusedBytes unused(*core.plan);
+    for (size_t index = 0; index < groups_.size(); ++index) {
+      Group& group = groups_[index];
+      const PageTable& table = sequence.tables[index];
+      const int64_t num_full = group.stored / group.page_size;
+      hold(core, table, group, num_full);
+      if (num_full == static_cast<int64_t>(group.pages.size()) || group.travels[num_full] == 0 ||
+          !table.keeps(num_full * group.page_size, group.stored))
+        continue;
+      // Whoever appends next writes behind the last token: a copy goes, and nothing of others.
+      const PageId page = table.pages[num_full];
+      group.last.resize(static_cast<size_t>(bytes.group_bytes[index]));
+      core.device->read_pages(&page, 1, bytes.group_bytes[index], group.last.data(), kOwnStream);
+      unused.clear_page(index, group.stored % group.page_size, group.last.data());
+    }
     if (bytes.state_slot_bytes != 0 && sequence.length != 0) {
       state_.resize(static_cast<size_t>(bytes.state_slot_bytes));
       core.device->read_bytes(state_.data(), core.states.memory().slot(sequence.state),
@@ -222,44 +302,135 @@ class SendTransfer final : public Transfer, public SendSource {
           {sequence.length, 0, sequence.checkpoints.back().is_automatic ? 1 : 0});
     description_ = encode(image);
   }
+  std::vector<uint32_t> all_chunks() const {
+    std::vector<uint32_t> chunks(num_chunks());
+    std::iota(chunks.begin(), chunks.end(), 0u);
+    return chunks;
+  }
 
-  HeldPages held;
+  const int64_t length;  // The ticket's.
+  HeldPages held;        // One reference each.
 
  private:
+  struct Group {
+    int64_t page_size = 0;
+    int64_t stored = 0;            // Tokens at the end.
+    std::vector<PageId> pages;     // [place] kNoPage: not full, or not there.
+    std::vector<uint8_t> travels;  // [place]
+    std::vector<std::byte> last;   // A copy of the page that is not full at the end.
+    int64_t num_held = 0;          // Leading places that have been looked at.
+  };
+
   SendSource* source() override { return this; }
   void on_news() noexcept override { note_news(*link_); }
 
+  void hold(CacheCore& core, const PageTable& table, Group& group, int64_t num_full) {
+    if (num_full <= group.num_held) return;
+    held.pages.reserve(held.pages.size() + static_cast<size_t>(num_full - group.num_held));
+    table.pages.for_each([&](int64_t place, PageId page) {
+      if (place < group.num_held || place >= num_full || group.travels[place] == 0) return;
+      group.pages[place] = page;
+      held.pages.push_back(page);
+      core.allocator.add_ref(page);
+    });
+    group.num_held = num_full;
+  }
+
   uint32_t num_chunks() const override { return static_cast<uint32_t>(chunks_.chunks().size()); }
+  uint64_t chunk_bytes(uint32_t chunk) const override { return chunks_.chunk_bytes(chunk); }
+
   std::vector<IoRange> chunk_ranges(uint32_t index) override {
     const TransferChunks::Chunk& chunk = chunks_.chunks()[index];
     std::vector<IoRange> ranges;
-    if (chunk.group < 0) {
+    if (chunk.lane < 0) {
       ranges.push_back({state_.data() + chunk.first, static_cast<size_t>(chunk.count)});
       return ranges;
     }
-    const auto group = static_cast<size_t>(chunk.group);
+    const TransferChunks::Lane& lane = chunks_.lanes()[chunk.lane];
+    const auto at = static_cast<size_t>(lane.group);
+    Group& group = groups_[at];
+    if (!lies_in_pages(chunk, group, at)) {
+      std::vector<std::byte>& bytes = recut_[index];
+      if (bytes.empty()) recut(chunk, lane, &bytes);
+      ranges.push_back({bytes.data(), bytes.size()});
+      return ranges;
+    }
     for (int64_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
-      const int64_t place = chunks_.places(group)[i];
-      if (place == last_place_of_group_[group]) {
-        chunks_.add_packed(last_pages_[group].data(), group, &ranges);
+      const int64_t place = chunks_.places(at)[i];
+      if (group.pages[place] == kNoPage) {
+        chunks_.add_packed(group.last.data(), lane, &ranges);
       } else {
-        chunks_.add_page(pool_, group, pages_[group][place], &ranges);
+        chunks_.add_page(pool_, lane, group.pages[place], &ranges);
       }
     }
     return ranges;
   }
+  void release(uint32_t chunk) noexcept override { recut_.erase(chunk); }
+
+  // Each page of the chunk is one of this side.
+  bool lies_in_pages(const TransferChunks::Chunk& chunk, const Group& group, size_t index) const {
+    if (group.page_size != chunks_.page_size(index)) return false;
+    for (int64_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
+      const int64_t place = chunks_.places(index)[i];
+      const bool is_last = (place + 1) * group.page_size > group.stored;
+      if (group.pages[place] == kNoPage && !(is_last && !group.last.empty())) return false;
+    }
+    return true;
+  }
+
+  // The rows of pages of another size. Those that are not kept here are zero.
+  void recut(const TransferChunks::Chunk& chunk, const TransferChunks::Lane& lane,
+             std::vector<std::byte>* out) const {
+    const auto index = static_cast<size_t>(lane.group);
+    const Group& group = groups_[index];
+    const int64_t theirs = chunks_.page_size(index);
+    out->resize(static_cast<size_t>(chunk.count * lane.page_bytes));
+    std::byte* to = out->data();
+    for (int64_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
+      const int64_t begin = chunks_.places(index)[i] * theirs;
+      for (int32_t p = lane.first_part; p < lane.end_part; ++p) {
+        const TransferChunks::Part& part = chunks_.parts(index)[p];
+        for (int64_t head = 0; head < part.num_heads; ++head) {
+          copy_rows(group, part, head, begin, std::min(begin + theirs, group.stored), to);
+          to += theirs * part.row_bytes;
+        }
+      }
+    }
+  }
+  // Rows of tokens [begin, end) of one head.
+  void copy_rows(const Group& group, const TransferChunks::Part& part, int64_t head, int64_t begin,
+                 int64_t end, std::byte* to) const {
+    const LayerPages pool = pool_.layer(part.local_layer);
+    for (int64_t token = begin; token < end;) {
+      const int64_t place = token / group.page_size;
+      const int64_t next = std::min(end, (place + 1) * group.page_size);
+      const int64_t row = head * group.page_size + token % group.page_size;
+      const std::byte* from = nullptr;
+      if (group.pages[place] != kNoPage) {
+        from = pool.base + group.pages[place] * pool.page_stride + part.offset;
+      } else if (!group.last.empty() && (place + 1) * group.page_size > group.stored) {
+        from = group.last.data() + part.packed;
+      }
+      const auto bytes = static_cast<size_t>((next - token) * part.row_bytes);
+      if (from != nullptr) std::memcpy(to, from + row * part.row_bytes, bytes);
+      to += bytes;
+      token = next;
+    }
+  }
+
   std::vector<std::byte> hello() override { return encode(hello_); }
   std::vector<std::byte> description() override { return description_; }
 
+  // What the transport reads of a chunk has its final value when the chunk is ready.
   const PagePool& pool_;
   std::shared_ptr<TransferLink> link_;
   TransferChunks chunks_;
   Hello hello_;
-  std::vector<std::vector<PageId>> pages_;          // [layer group][place]
-  std::vector<std::vector<std::byte>> last_pages_;  // [layer group] A copy of a partial page.
-  std::vector<int64_t> last_place_of_group_;        // Its place; -1: there is none.
+  std::vector<Group> groups_;
+  std::vector<uint32_t> next_chunk_;  // [lane] The first that is not ready.
   std::vector<std::byte> state_;
   std::vector<std::byte> description_;
+  std::map<uint32_t, std::vector<std::byte>> recut_;  // Chunks on their way.
 };
 
 // ---- The cache's side
@@ -274,6 +445,8 @@ struct CacheTransfers::Receiving {
 struct CacheTransfers::Sending {
   std::shared_ptr<SendTransfer> transfer;
   std::shared_ptr<Transport> transport;
+  kvc_seq seq = 0;
+  uint64_t followed = 0;  // Sequence::followed of its rows that are still computed; 0: all are.
 };
 
 CacheTransfers::CacheTransfers(CacheCore& core, CacheForward& forward)
@@ -284,6 +457,7 @@ CacheTransfers::CacheTransfers(CacheCore& core, CacheForward& forward)
 CacheTransfers::~CacheTransfers() {
   for (const std::unique_ptr<Receiving>& one : receiving_) one->transport->quiesce(*one->transfer);
   for (const std::unique_ptr<Sending>& one : sending_) one->transport->quiesce(*one->transfer);
+  core_.observer = nullptr;
   link_->owner = nullptr;
 }
 
@@ -420,7 +594,7 @@ std::vector<std::byte> CacheTransfers::ticket_of(const Transfer& transfer,
   ticket.epoch = transport.epoch();
   ticket.engine = transport.engine_name();
   ticket.address = transport.address();
-  ticket.fingerprint = receive->fingerprint();
+  ticket.fingerprint = layout_fingerprint(receive->layout());
   ticket.shape = receive->shape;
   return encode(ticket);
 }
@@ -437,12 +611,13 @@ std::shared_ptr<Transfer> CacheTransfers::send(const std::shared_ptr<Transport>&
               "desc.begin = %lld, the ticket waits for tokens from %lld on", ll(request.begin),
               ll(shape.begin));
   }
-  if (sequence.length != shape.length) {
+  if (request.as_computed ? sequence.length > shape.length : sequence.length != shape.length) {
     fail_with(KVC_E_OUT_OF_RANGE, sequence.length,
               "sequence %lld has %lld tokens, the ticket waits for %lld", ll(request.seq),
               ll(sequence.length), ll(shape.length));
   }
-  if (sequence.cross_length != shape.cross_length) {
+  const bool may_get_cross = request.as_computed && sequence.length == 0;
+  if (sequence.cross_length != shape.cross_length && !may_get_cross) {
     fail_with(KVC_E_OUT_OF_RANGE, sequence.cross_length,
               "sequence %lld has %lld encoder tokens, the ticket waits for %lld", ll(request.seq),
               ll(sequence.cross_length), ll(shape.cross_length));
@@ -456,25 +631,137 @@ std::shared_ptr<Transfer> CacheTransfers::send(const std::shared_ptr<Transport>&
               "the receiver has another layout: %zu layer groups, the sender %zu",
               shape.groups.size(), core_.spec().groups.size());
   }
+  const bool is_whole = sequence.length == shape.length;
   auto one = std::make_unique<Sending>();
   one->transport = transport;
-  one->transfer = std::make_shared<SendTransfer>(ticket, core_, link_, sequence, request.model_id);
+  one->seq = request.seq;
+  one->transfer = std::make_shared<SendTransfer>(ticket, core_, link_, sequence, request);
+  SendTransfer& transfer = *one->transfer;
   sending_.reserve(sending_.size() + 1);
   core_.holds.reserve(core_.holds.size() + 1);
-  HeldPages& held = one->transfer->held;
-  for (const PageId page : held.pages) core_.allocator.add_ref(page);
-  core_.holds.push_back(&held);
+  core_.holds.push_back(&transfer.held);
   try {
+    std::vector<uint32_t> ready;
+    if (is_whole) {
+      transfer.complete(core_, sequence);
+      ready = transfer.all_chunks();
+    } else {
+      for (size_t group = 0; group < sequence.tables.size(); ++group) {
+        const std::vector<uint32_t> more = transfer.advance(
+            core_, sequence.tables[group], group, -1, sequence.stored(core_.group(group)));
+        ready.insert(ready.end(), more.begin(), more.end());
+      }
+    }
     transport->send(one->transfer, ticket, request.lifetime, request.idle);
+    transport->advance(transfer, ready, is_whole);
   } catch (...) {
-    drop(held);
+    transport->quiesce(transfer);
+    drop(transfer.held);
     throw;
+  }
+  if (!is_whole) {
+    if (sequence.followed == 0) sequence.followed = ++last_follow_;
+    one->followed = sequence.followed;
+    core_.observer = this;
   }
   sequence.invalidate_tables();
   for (PageTable& table : sequence.tables) table.owns_last = false;
-  std::shared_ptr<Transfer> transfer = one->transfer;
+  std::shared_ptr<Transfer> made = one->transfer;
   sending_.push_back(std::move(one));
-  return transfer;
+  return made;
+}
+
+// ---- Rows that leave as they are computed
+
+bool CacheTransfers::is_followed(const Sending& one, const Sequence* sequence) const noexcept {
+  return sequence != nullptr && sequence->followed == one.followed &&
+         sequence->length <= one.transfer->length && sequence->tree.size() == 0;
+}
+
+void CacheTransfers::stop_following(Sending& one, const char* why) noexcept {
+  one.followed = 0;
+  if (why == nullptr) return;
+  one.transport->cancel(*one.transfer, KVC_E_CANCELLED, text_of(why));
+}
+
+// Forwards tell of their rows while somebody follows a sequence.
+void CacheTransfers::watch() noexcept {
+  const bool follows = std::any_of(sending_.begin(), sending_.end(),
+                                   [](const auto& one) { return one->followed != 0; });
+  core_.observer = follows ? this : nullptr;
+}
+
+void CacheTransfers::on_rows(int32_t local_layer) noexcept {
+  if (!core_.forward.written().is_appended(local_layer)) return;
+  for (const std::unique_ptr<Sending>& one : sending_) {
+    if (one->followed == 0) continue;
+    const Sequence* sequence = core_.sequences.find(one->seq);
+    if (!is_followed(*one, sequence)) continue;
+    const BatchEntry* entry = core_.entry_of(*sequence);
+    if (entry == nullptr || entry->is_tree) continue;
+    const int32_t kept_rows = core_.layer(local_layer).kept_rows;
+    for (const int32_t layer : {local_layer, kept_rows}) {
+      if (layer < 0) continue;
+      const auto group = static_cast<size_t>(core_.layer(layer).group);
+      if (core_.group(group).is_cross) continue;
+      try {
+        one->transport->advance(*one->transfer,
+                                one->transfer->advance(core_, sequence->tables[group], group, layer,
+                                                       entry->new_stored(core_.group(group))),
+                                false);
+      } catch (const std::exception&) {
+        stop_following(*one, "no memory to send what was computed");
+      }
+    }
+  }
+}
+
+void CacheTransfers::on_abort() noexcept {
+  for (const std::unique_ptr<Sending>& one : sending_) {
+    if (one->followed == 0) continue;
+    const Sequence* sequence = core_.sequences.find(one->seq);
+    if (sequence != nullptr && sequence->in_forward())
+      stop_following(*one, "a forward that computed rows of the sequence was aborted");
+  }
+  watch();
+}
+
+void CacheTransfers::on_end() noexcept {
+  check_followed();
+  for (const std::unique_ptr<Sending>& one : sending_) {
+    if (one->followed == 0) continue;
+    Sequence& sequence = *core_.sequences.find(one->seq);
+    const bool is_whole = sequence.length == one->transfer->length;
+    try {
+      if (is_whole) {
+        one->transfer->complete(core_, sequence);
+        one->transport->advance(*one->transfer, one->transfer->all_chunks(), true);
+        one->followed = 0;
+      } else {
+        for (size_t group = 0; group < sequence.tables.size(); ++group) {
+          one->transport->advance(*one->transfer,
+                                  one->transfer->advance(core_, sequence.tables[group], group, -1,
+                                                         sequence.stored(core_.group(group))),
+                                  false);
+        }
+      }
+    } catch (const std::exception&) {
+      stop_following(*one, "no memory to send what was computed");
+    }
+    sequence.invalidate_tables();
+    for (PageTable& table : sequence.tables) table.owns_last = false;
+  }
+  watch();
+}
+
+void CacheTransfers::check_followed() noexcept {
+  for (const std::unique_ptr<Sending>& one : sending_) {
+    if (one->followed == 0 || is_followed(*one, core_.sequences.find(one->seq))) continue;
+    stop_following(*one,
+                   "the sequence was removed, cut, moved, grew beyond the ticket or has a "
+                   "token tree");
+  }
+  watch();
 }
 
 // ---- Ends
@@ -543,7 +830,8 @@ void CacheTransfers::try_settle() noexcept {
 }
 
 void CacheTransfers::settle() {
-  if (!has_news() || core_.forward.is_open()) return;
+  if (core_.observer != nullptr) check_followed();
+  if (link_->news.load(std::memory_order_relaxed) == 0 || core_.forward.is_open()) return;
   link_->news.store(0, std::memory_order_relaxed);
   try {
     for (size_t i = 0; i < receiving_.size();) {
@@ -575,6 +863,7 @@ void CacheTransfers::settle() {
     drop(one.transfer->held);
     sending_.erase(sending_.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  watch();
 }
 
 }  // namespace kvc

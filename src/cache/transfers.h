@@ -9,14 +9,12 @@
 #include <vector>
 
 #include "kvcache.h"
+#include "src/cache/cache_core.h"
 #include "src/transfer/message.h"
 #include "src/transfer/transport.h"
 
 namespace kvc {
 
-struct CacheCore;
-struct HeldPages;
-struct Sequence;
 struct SequenceImage;
 class CacheForward;
 class CacheTransfers;
@@ -44,15 +42,16 @@ struct ReceiveRequest {
 struct SendRequest {
   kvc_seq seq = 0;
   int64_t begin = 0;
+  bool as_computed = false;  // Rows leave as forwards write them, up to the ticket's length.
   std::string model_id;
   int64_t lifetime = 0, idle = 0;
 };
 
-class CacheTransfers {
+class CacheTransfers final : private RowObserver {
  public:
   CacheTransfers(CacheCore& core, CacheForward& forward);
   // Ends all transfers; nothing is on its way afterwards.
-  ~CacheTransfers();
+  ~CacheTransfers() override;
   CacheTransfers(const CacheTransfers&) = delete;
   CacheTransfers& operator=(const CacheTransfers&) = delete;
 
@@ -63,7 +62,9 @@ class CacheTransfers {
                                  const SendRequest& request);
   static std::vector<std::byte> ticket_of(const Transfer& transfer, const Transport& transport);
 
-  bool has_news() const { return link_->news.load(std::memory_order_relaxed) != 0; }
+  bool has_news() const {
+    return link_->news.load(std::memory_order_relaxed) != 0 || core_.observer != nullptr;
+  }
   // Makes sequences of what has arrived, and frees what ended transfers held; nothing while a
   // forward is open. Throws std::bad_alloc; what was not done is done by a later call.
   void settle();
@@ -81,12 +82,20 @@ class CacheTransfers {
   void take_state(Receiving& one, Sequence& sequence, const SequenceImage& image) noexcept;
   void commit(Receiving& one);
   void drop(HeldPages& held) noexcept;
+  void on_rows(int32_t local_layer) noexcept override;
+  void on_abort() noexcept override;
+  void on_end() noexcept override;
+  void check_followed() noexcept;
+  bool is_followed(const Sending& one, const Sequence* sequence) const noexcept;
+  void stop_following(Sending& one, const char* why) noexcept;
+  void watch() noexcept;
 
   CacheCore& core_;
   CacheForward& forward_;
   std::shared_ptr<TransferLink> link_;
   std::vector<std::unique_ptr<Receiving>> receiving_;
   std::vector<std::unique_ptr<Sending>> sending_;
+  uint64_t last_follow_ = 0;
 };
 
 }  // namespace kvc

@@ -248,9 +248,9 @@ kvc_status kvc_transfer_send(kvc_cache* cache, kvc_transport* transport, const k
     check_reserved(read.reserved);
     kvc::refuse_extensions(read.ext, "desc");
     require(read.ticket, "desc.ticket");
-    if (read.mode != KVC_SEND_NOW)
-      fail_with(KVC_E_UNSUPPORTED, read.mode, "desc.mode = %d is not supported: NOW (0) is",
-                read.mode);
+    if (read.mode != KVC_SEND_NOW && read.mode != KVC_SEND_AS_COMPUTED)
+      fail_with(KVC_E_INVALID_ARGUMENT, read.mode,
+                "desc.mode = %d, expected NOW (0) or AS_COMPUTED (1)", read.mode);
     if (read.ticket_len > kvc::kMostTicketBytes) {
       fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(read.ticket_len),
                 "desc.ticket_len = %zu, a ticket has at most %zu bytes", read.ticket_len,
@@ -261,6 +261,7 @@ kvc_status kvc_transfer_send(kvc_cache* cache, kvc_transport* transport, const k
     kvc::SendRequest request;
     request.seq = read.seq;
     request.begin = read.begin;
+    request.as_computed = read.mode == KVC_SEND_AS_COMPUTED;
     request.model_id = model_id_of(read.model_id);
     request.lifetime = read.deadline_ns;
     request.idle = read.idle_ns;

@@ -378,6 +378,15 @@ std::string layout_text(const Spec& spec) {
   return text;
 }
 
+std::string page_format_text(const Spec& spec, int32_t num_ranks) {
+  Spec whole = spec;
+  for (GroupSpec& group : whole.groups) group.page_size = 0;
+  for (LayerSpec& layer : whole.layers) {
+    if (layer.keeps_pages() && !layer.is_mla()) layer.num_kv_heads *= num_ranks;
+  }
+  return layout_text(whole);
+}
+
 std::string layout_fingerprint(std::string_view text) {
   std::string fingerprint = "kvcache-layout-1:";
   for (const uint8_t byte : sha256(text.data(), text.size()))

@@ -93,6 +93,11 @@ void assign_regions(Spec& spec);
 // (pages, limits), of places (device, pool layout) and of query heads.
 std::string layout_text(const Spec& spec);
 
+// The same without what pages can be cut anew by: tokens per page, and the heads of each of
+// `num_ranks` tensor-parallel ranks, which are counted together. Latents (MLA) count once, because
+// each rank keeps all of them.
+std::string page_format_text(const Spec& spec, int32_t num_ranks);
+
 // "kvcache-layout-1:" and the SHA-256 of layout_text() in hexadecimal.
 std::string layout_fingerprint(std::string_view text);
 

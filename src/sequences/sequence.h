@@ -232,6 +232,9 @@ struct alignas(64) Sequence {
   // length.
   int64_t first_unwritten = kAllWritten;
   KeyLead lead;
+  // Transfers send its rows as they are computed, if this is theirs; 0: none does, or rows that
+  // they have sent are not the sequence's any more.
+  uint64_t followed = 0;
   int64_t counted_bytes = 0;  // Its part of SequenceTable::host_bytes().
 
   // Itself included.
@@ -252,6 +255,7 @@ struct alignas(64) Sequence {
   void cut_rows(int64_t tokens) noexcept {
     if (first_unwritten >= tokens) first_unwritten = kAllWritten;
     if (lead.begin >= tokens) lead = {};
+    followed = 0;
   }
   void invalidate_tables() noexcept { no_table_change_before = next_drop = 0; }
   bool in_forward() const { return batch_index >= 0; }

@@ -37,8 +37,8 @@ enum TicketTag : uint32_t {
   kTicketShape,
 };
 
-enum ShapeTag : uint32_t { kBegin = 1, kLength, kCrossLength, kGroups };
-enum HelloTag : uint32_t { kHelloShape = 1, kLayout, kModelId };
+enum ShapeTag : uint32_t { kBegin = 1, kLength, kCrossLength, kGroups, kPageSizes };
+enum HelloTag : uint32_t { kHelloShape = 1, kLayout, kModelId, kByLayer, kPrefixBlock };
 enum FinTag : uint32_t { kDigests = 1, kDescription };
 
 // A magic of 8 bytes, the record, the digest of both.
@@ -77,6 +77,7 @@ WireWriter written(const TransferShape& shape) {
   out.integer(kLength, shape.length);
   out.integer(kCrossLength, shape.cross_length);
   out.array(kGroups, shape.groups);
+  out.array(kPageSizes, shape.page_sizes);
   return out;
 }
 
@@ -88,8 +89,17 @@ TransferShape read_shape(WireReader in) {
       case kLength: shape.length = in.integer(0, kMaxSequenceLength); break;
       case kCrossLength: shape.cross_length = in.integer(0, kMaxSequenceLength); break;
       case kGroups: shape.groups = in.array<KeptRange>(); break;
+      case kPageSizes: shape.page_sizes = in.array<int32_t>(); break;
       default: in.skip();
     }
+  }
+  if (shape.page_sizes.size() != shape.groups.size())
+    fail(KVC_E_CORRUPT, "a shape has %zu page sizes for %zu layer groups", shape.page_sizes.size(),
+         shape.groups.size());
+  for (const int32_t page_size : shape.page_sizes) {
+    if (page_size < 1 || page_size > kMaxPageSize)
+      fail(KVC_E_CORRUPT, "a shape has pages of %d tokens, expected 1 to %d", page_size,
+           kMaxPageSize);
   }
   for (const KeptRange& kept : shape.groups) {
     if (kept.sink_kept < 0 || kept.sink_kept > kept.kept_begin ||
@@ -210,6 +220,8 @@ std::vector<std::byte> encode(const Hello& hello) {
   out.record(kHelloShape, written(hello.shape));
   out.text(kLayout, hello.layout);
   out.text(kModelId, hello.model_id);
+  if (hello.is_by_layer) out.integer(kByLayer, 1);
+  out.integer(kPrefixBlock, hello.prefix_block);
   return out.data();
 }
 
@@ -221,6 +233,8 @@ Hello decode_hello(std::span<const std::byte> bytes) {
       case kHelloShape: hello.shape = read_shape(in.record("the shape of HELLO")); break;
       case kLayout: hello.layout = in.text(); break;
       case kModelId: hello.model_id = in.text(); break;
+      case kByLayer: hello.is_by_layer = in.integer(0, 1) != 0; break;
+      case kPrefixBlock: hello.prefix_block = static_cast<int32_t>(in.integer(1, INT32_MAX)); break;
       default: in.skip();
     }
   }

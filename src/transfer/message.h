@@ -86,7 +86,8 @@ struct TransferShape {
   int64_t begin = 0;
   int64_t length = 0;
   int64_t cross_length = 0;
-  std::vector<KeptRange> groups;  // [layer group]
+  std::vector<KeptRange> groups;    // [layer group]
+  std::vector<int32_t> page_sizes;  // [layer group] Tokens per page.
 };
 
 // What a receiver gives to its sender by way of the host program.
@@ -95,7 +96,7 @@ struct Ticket {
   uint64_t epoch = 0;       // The receiver's process.
   std::string engine;       // "loopback", "ucx"
   std::string address;      // Where the receiver is.
-  std::string fingerprint;  // Fingerprint of its layout.
+  std::string fingerprint;  // Fingerprint of page_format_text().
   TransferShape shape;
 };
 
@@ -111,6 +112,8 @@ struct Hello {
   TransferShape shape;  // The sender's sequence.
   std::string layout;   // Text, where the fingerprint is not the ticket's; else empty.
   std::string model_id;
+  bool is_by_layer = false;  // A chunk has rows of one layer.
+  int32_t prefix_block = 1;  // Tokens per block of the keys in FIN.
 };
 constexpr uint64_t kMostHelloBytes = uint64_t{1} << 20;
 

@@ -7,6 +7,12 @@
 #include "src/base/error.h"
 
 namespace kvc {
+namespace {
+
+// So much leaves in one go: others wait for the transport meanwhile.
+constexpr uint64_t kMostAtOnce = uint64_t{4} << 20;
+
+}  // namespace
 
 Sender::Sender(SendSource* source, const TransferId& id, uint64_t epoch, uint64_t peer_epoch,
                PeerId peer, const TransferLimits& limits, int64_t now, int64_t deadline)
@@ -21,12 +27,20 @@ Sender::Sender(SendSource* source, const TransferId& id, uint64_t epoch, uint64_
       hello_(source->hello()),
       last_heard_(now),
       last_said_(now) {
-  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk) {
-    queue_.push_back(chunk);
-    chunks_[chunk].is_queued = true;
-    bytes_total_ += total_bytes(source_->chunk_ranges(chunk));
-  }
+  for (uint32_t chunk = 0; chunk < chunks_.size(); ++chunk)
+    bytes_total_ += source_->chunk_bytes(chunk);
   say_hello(now);
+}
+
+void Sender::on_ready(const std::vector<uint32_t>& chunks, bool is_all) {
+  if (is_over() || state_ == State::kEnding || state_ == State::kClosing) return;
+  for (const uint32_t chunk : chunks) {
+    if (chunks_[chunk].is_ready) continue;
+    queue_.push_back(chunk);
+    chunks_[chunk].is_ready = chunks_[chunk].is_queued = true;
+  }
+  is_all_ready_ = is_all_ready_ || is_all;
+  has_news_ = true;
 }
 
 TransferProgress Sender::progress() const {
@@ -78,19 +92,24 @@ void Sender::say_fin(int64_t now) {
 // Puts out what may be in flight. FIN follows when every chunk has left.
 void Sender::go_on(int64_t now) {
   if (state_ != State::kSending) return;
-  while (!queue_.empty()) {
+  for (uint64_t bytes = 0; !queue_.empty();) {
     const uint32_t index = queue_.front();
+    if (bytes >= kMostAtOnce) {
+      has_news_ = true;
+      break;
+    }
     if (chunks_[index].is_out) break;  // The same one is on its way: it ends first.
+    if (bytes_out_ != 0 && bytes_out_ + source_->chunk_bytes(index) > limits_.bytes_in_flight)
+      break;
+    bytes += source_->chunk_bytes(index);
     std::vector<IoRange> ranges = source_->chunk_ranges(index);
-    const uint64_t bytes = total_bytes(ranges);
-    if (bytes_out_ != 0 && bytes_out_ + bytes > limits_.bytes_in_flight) break;
-    queue_.pop_front();
-    chunks_[index].is_queued = false;
     Message message = message_of(MessageKind::kData);
     message.chunk = index;
     say(std::move(message), std::move(ranges), now);
+    queue_.pop_front();
+    chunks_[index].is_queued = false;
   }
-  if (!queue_.empty() || num_out_ != 0) return;
+  if (!is_all_ready_ || !queue_.empty() || num_out_ != 0) return;
   Fin fin;
   for (const Chunk& chunk : chunks_) fin.digests.push_back(chunk.digest);
   fin.description = source_->description();
@@ -133,7 +152,8 @@ void Sender::on_message(PeerId from, const Message& message, int64_t now) {
         return;
       }
       for (const uint32_t chunk : message.chunks) {
-        if (chunk >= chunks_.size() || chunks_[chunk].is_queued) continue;
+        if (chunk >= chunks_.size() || chunks_[chunk].is_queued || !chunks_[chunk].is_ready)
+          continue;
         queue_.push_back(chunk);
         chunks_[chunk].is_queued = true;
         ++num_resent_;
@@ -158,6 +178,7 @@ void Sender::on_sent(const Message& message, int64_t now) {
   if (message.kind == MessageKind::kData) {
     Chunk& chunk = chunks_[message.chunk];
     chunk.is_out = false;
+    source_->release(message.chunk);
     bytes_out_ -= message.payload_bytes;
     if (!chunk.was_sent) {
       chunk.was_sent = true;
@@ -221,6 +242,15 @@ void Sender::on_time(int64_t now) {
     }
     return;
   }
+  if (has_news_ && state_ == State::kSending) {
+    has_news_ = false;
+    try {
+      go_on(now);
+    } catch (const std::bad_alloc&) {
+      end(KVC_E_NO_MEMORY, {}, {}, MessageKind::kCancel, now);
+      return;
+    }
+  }
   if (now >= deadline_) {
     end(KVC_E_TIMEOUT, text_of("the deadline of the transfer is over"), {}, MessageKind::kCancel,
         now);
@@ -243,6 +273,7 @@ void Sender::on_time(int64_t now) {
 int64_t Sender::next_time() const {
   if (is_over()) return kNever;
   if (state_ == State::kEnding || state_ == State::kClosing) return drain_until_;
+  if (has_news_ && state_ == State::kSending) return 0;
   return std::min({deadline_, later(last_heard_, limits_.idle), later(last_said_, limits_.beat)});
 }
 

@@ -25,8 +25,12 @@ class SendSource {
  public:
   virtual ~SendSource() = default;
   virtual uint32_t num_chunks() const = 0;
+  virtual uint64_t chunk_bytes(uint32_t chunk) const = 0;
+  // The memory of a chunk that is ready, until release().
   virtual std::vector<IoRange> chunk_ranges(uint32_t chunk) = 0;
+  virtual void release(uint32_t /*chunk*/) noexcept {}
   virtual std::vector<std::byte> hello() = 0;
+  // When everything is ready.
   virtual std::vector<std::byte> description() = 0;
 };
 
@@ -34,7 +38,7 @@ class Sender {
  public:
   enum class State : uint8_t { kGreeting, kSending, kFinishing, kClosing, kDone, kEnding, kFailed };
 
-  // Borrows `source`. Throws std::bad_alloc.
+  // Borrows `source`, of which no chunk is ready yet. Throws std::bad_alloc.
   Sender(SendSource* source, const TransferId& id, uint64_t epoch, uint64_t peer_epoch, PeerId peer,
          const TransferLimits& limits, int64_t now, int64_t deadline);
 
@@ -46,6 +50,8 @@ class Sender {
 
   // ---- Events
 
+  // More chunks are ready, and with `is_all` what FIN says. They leave with the next on_time().
+  void on_ready(const std::vector<uint32_t>& chunks, bool is_all);
   void on_message(PeerId from, const Message& message, int64_t now);
   void on_sent(const Message& message, int64_t now);
   void on_closed(PeerId peer, int64_t now);
@@ -68,6 +74,7 @@ class Sender {
 
   struct Chunk {
     uint64_t digest = 0;
+    bool is_ready = false;
     bool is_queued = false;
     bool is_out = false;  // A send reads it.
     bool was_sent = false;
@@ -89,6 +96,8 @@ class Sender {
   uint32_t num_sent_ = 0, num_resent_ = 0;
   int32_t num_rounds_ = 0;
   int64_t last_heard_, last_said_, drain_until_ = kNever;
+  bool is_all_ready_ = false;
+  bool has_news_ = false;  // More may leave at once.
   bool wants_close_ = false;
   TransferEnd end_;
   std::vector<Outgoing> outgoing_;

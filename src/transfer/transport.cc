@@ -27,6 +27,7 @@ uint64_t random_epoch() {
 Transport::Transport(std::unique_ptr<TransferEngine> engine, const TransportOptions& options)
     : options_(options),
       engine_(std::move(engine)),
+      waker_(engine_),
       name_(engine_->name()),
       address_(engine_->address()),
       epoch_(random_epoch()) {}
@@ -88,6 +89,27 @@ void Transport::send(const std::shared_ptr<Transfer>& transfer, const Ticket& ti
     transfer->sender_ = std::move(sender);
     flush(transfer);
     engine_->wake();
+  }
+}
+
+void Transport::advance(Transfer& transfer, const std::vector<uint32_t>& chunks, bool is_all) {
+  {
+    const std::lock_guard lock(transfer.ready_mutex_);
+    transfer.ready_.insert(transfer.ready_.end(), chunks.begin(), chunks.end());
+    transfer.is_all_ready_ = transfer.is_all_ready_ || is_all;
+    transfer.has_ready_ = true;
+  }
+  const std::lock_guard lock(waker_mutex_);
+  if (waker_ != nullptr) waker_->wake();
+}
+
+void Transport::take_ready() {
+  for (const auto& [key, transfer] : transfers_) {
+    if (!transfer->has_ready_) continue;
+    const std::lock_guard lock(transfer->ready_mutex_);
+    transfer->sender_->on_ready(transfer->ready_, transfer->is_all_ready_);
+    transfer->ready_.clear();
+    transfer->has_ready_ = false;
   }
 }
 
@@ -433,6 +455,7 @@ bool Transport::run_once() {
   bool worked = false;
   try {
     worked = engine_->progress(*this);
+    take_ready();
     run_timers();
   } catch (const std::exception&) {
     // Out of memory: what was not done is done by a later round.
@@ -546,6 +569,10 @@ void Transport::shut_down() noexcept {
   is_shut_ = true;
   engine_->wake();  // For progress() on another thread.
   engine_.reset();
+  {
+    const std::lock_guard waker_lock(waker_mutex_);
+    waker_.reset();
+  }
   changed_.notify_all();
 }
 

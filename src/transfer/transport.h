@@ -51,6 +51,11 @@ class Transfer {
   // Set by the transport.
   std::unique_ptr<Receiver> receiver_;
   std::unique_ptr<Sender> sender_;
+  // Chunks that are ready and that the machine does not know of.
+  std::mutex ready_mutex_;
+  std::vector<uint32_t> ready_;
+  bool is_all_ready_ = false;
+  std::atomic<bool> has_ready_{false};
   bool has_told_ = false;   // The cache knows that it has arrived.
   bool has_ended_ = false;  // The cache knows that it is over.
   bool is_done_ = false;    // The cache has made it an ordinary sequence.
@@ -98,6 +103,9 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   // Also throws what connect() does.
   void send(const std::shared_ptr<Transfer>& transfer, const Ticket& ticket, int64_t lifetime,
             int64_t idle);
+  // More chunks of what a transfer sends are ready, see Sender::on_ready(). Waits for nothing that
+  // is sent meanwhile. Throws std::bad_alloc.
+  void advance(Transfer& transfer, const std::vector<uint32_t>& chunks, bool is_all);
   TransferReport report(const Transfer& transfer) const;
   // Until it is over or has arrived. Drives the engine itself where there is no thread. False: the
   // time is over.
@@ -152,6 +160,7 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   void start(const std::shared_ptr<Transfer>& transfer);
   bool run_once();
   void run_timers();
+  void take_ready();
   void flush(const std::shared_ptr<Transfer>& transfer) noexcept;
   void answer_stranger(PeerId from, const Message& message);
   void settle(const std::shared_ptr<Transfer>& transfer) noexcept;
@@ -169,6 +178,8 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
 
   const TransportOptions options_;
   std::shared_ptr<TransferEngine> engine_;  // Null after shut_down().
+  std::mutex waker_mutex_;
+  std::shared_ptr<TransferEngine> waker_;  // The same, for wake() without the lock of the engine.
   const char* const name_;
   const std::string address_;
   const uint64_t epoch_;

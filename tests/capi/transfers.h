@@ -117,13 +117,14 @@ inline std::string file_difference(const Cache& first, const Cache& second, kvc_
 // Lets both sides of a transfer begin.
 inline void begin_transfer(Cache& from, kvc_seq seq, Cache& to, const kvc_recv_desc& desc,
                            kvc_transport* sender, kvc_transport* receiver, TestTransfer* sending,
-                           TestTransfer* receiving) {
+                           TestTransfer* receiving, kvc_send_mode mode = KVC_SEND_NOW) {
   expect_ok([&](kvc_error* err) {
     return kvc_transfer_recv(to.get(), receiver, &desc, receiving->out(), err);
   });
   ASSERT_NE(receiving->get(), nullptr);
   const Bytes ticket = receiving->ticket();
-  const kvc_send_desc send = send_desc(seq, ticket, desc.begin);
+  kvc_send_desc send = send_desc(seq, ticket, desc.begin);
+  send.mode = mode;
   expect_ok([&](kvc_error* err) {
     return kvc_transfer_send(from.get(), sender, &send, sending->out(), err);
   });

@@ -551,7 +551,7 @@ TEST(Transfers, BadArgumentsAreRefusedAndChangeNothing) {
   send(KVC_E_INVALID_ARGUMENT, {"ticket is NULL"}, [](auto& d) { d.ticket = nullptr; });
   send(KVC_E_INVALID_ARGUMENT, {"ticket of 0 bytes"}, [](auto& d) { d.ticket_len = 0; });
   send(KVC_E_INVALID_ARGUMENT, {"4097"}, [](auto& d) { d.ticket_len = 4097; });
-  send(KVC_E_UNSUPPORTED, {"desc.mode = 1"}, [](auto& d) { d.mode = KVC_SEND_AS_COMPUTED; });
+  send(KVC_E_INVALID_ARGUMENT, {"desc.mode = 2"}, [](auto& d) { d.mode = 2; });
   send(KVC_E_UNSUPPORTED, {"desc.flags = 1"}, [](auto& d) { d.flags = 1; });
   const auto open = [&](kvc_status status, std::initializer_list<const char*> parts, auto change) {
     kvc_transport_desc opened = transport_desc();

@@ -425,12 +425,17 @@ class Cache(DebugAccess):
         ticket: bytes,
         *,
         begin: SupportsIndex = 0,
+        as_computed: bool = False,
         deadline: float | None = 30,
         idle: float | None = 0,
         model_id: str | None = None,
     ) -> Transfer:
-        """Send a sequence to the cache that wrote the ticket. It stays here as it is, and may be used, changed and removed meanwhile."""
-        desc = (seq, begin, ticket, nanoseconds("deadline", deadline), nanoseconds("idle", idle), model_id)
+        """Send a sequence to the cache that wrote the ticket. It stays here as it is, and may be used, changed and removed meanwhile.
+
+        as_computed: the coming forwards compute tokens of the ticket, and rows leave layer by layer as they are written. The end comes with
+        the forward that brings the last token. One that is aborted, or a sequence that is removed, popped or shifted before, ends the transfer.
+        """
+        desc = (seq, begin, ticket, int(bool(as_computed)), nanoseconds("deadline", deadline), nanoseconds("idle", idle), model_id)
         return Transfer(_capi.kvc_transfer_send(self._handle, transport._handle, desc), None)
 
     def __reduce__(self) -> NoReturn:

@@ -84,15 +84,16 @@ int kvcpy_recv_desc_in(PyObject *object, kvc_recv_desc *d) {
 int kvcpy_send_desc_in(PyObject *object, kvc_send_desc *d) {
   const char *ticket = NULL;
   memset(d, 0, sizeof *d);
-  if (!PyTuple_Check(object) || PyTuple_Size(object) != 6)
-    return kvcpy_refuse_type("desc", "6 settings of a transfer", object);
+  if (!PyTuple_Check(object) || PyTuple_Size(object) != 7)
+    return kvcpy_refuse_type("desc", "7 settings of a transfer", object);
   d->struct_size = sizeof *d;
   if (kvcpy_int64_in(PyTuple_GetItem(object, 0), &d->seq, "seq") ||
       kvcpy_int64_in(PyTuple_GetItem(object, 1), &d->begin, "begin") ||
       kvcpy_bytes_in(PyTuple_GetItem(object, 2), &ticket, &d->ticket_len, "ticket") ||
-      kvcpy_int64_in(PyTuple_GetItem(object, 3), &d->deadline_ns, "deadline") ||
-      kvcpy_int64_in(PyTuple_GetItem(object, 4), &d->idle_ns, "idle") ||
-      kvcpy_optional_in(object, 5, kvcpy_text_in, &d->model_id, "model_id"))
+      kvcpy_int32_in(PyTuple_GetItem(object, 3), &d->mode, "as_computed") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 4), &d->deadline_ns, "deadline") ||
+      kvcpy_int64_in(PyTuple_GetItem(object, 5), &d->idle_ns, "idle") ||
+      kvcpy_optional_in(object, 6, kvcpy_text_in, &d->model_id, "model_id"))
     return -1;
   d->ticket = ticket;
   return 0;

@@ -107,6 +107,31 @@ def test_two_transports_over_ucx_move_a_sequence():
     assert (done.returncode, done.stdout, done.stderr) == (0, "moved\n", "")
 
 
+def test_rows_leave_as_they_are_computed_and_fit_pages_of_another_size(cache, rng, transport):
+    cache.add(1)
+    with small_cache(page_size=12) as other:
+        receiving = other.receive(transport, 1, 40)
+        sending = cache.send(transport, 1, receiving.ticket, as_computed=True)
+        for count in (6, 30, 4):
+            assert not sending.done()
+            step(cache, [1], [count], qkv(rng, count))
+        sending.wait(60)
+        receiving.wait(60)
+        tensors = qkv(rng, 2)
+        expected = step(cache, [1], [2], tensors)
+        np.testing.assert_allclose(step(other, [1], [2], tensors), expected, rtol=1e-5, atol=1e-6)
+        other.check()
+        # A sequence that is not what it was ends it.
+        receiving = other.receive(transport, 2, 60)
+        sending = cache.send(transport, 1, receiving.ticket, as_computed=True)
+        cache.pop(1, 3)
+        cache.trim()
+        for one in (sending, receiving):
+            with pytest.raises(kvcache.Cancelled, match="cut"):
+                one.wait(60)
+    cache.check()
+
+
 def test_a_waiting_thread_lets_others_use_the_cache(cache, rng, transport):
     cache.add(1)
     step(cache, [1], [6], qkv(rng, 6))

@@ -2475,8 +2475,13 @@ typedef struct kvc_recv_desc {
 
 typedef int32_t kvc_send_mode;
 enum kvc_send_mode_value KVC_INT32_ENUM {
-  KVC_SEND_NOW = 0,        /* The sequence as it is: it has all tokens of the ticket. */
-  KVC_SEND_AS_COMPUTED = 1 /* Layer by layer, as forwards compute them. Not in this version. */
+  KVC_SEND_NOW = 0, /* The sequence as it is: it has all tokens of the ticket. */
+  /* The sequence has some of the ticket's tokens, or none, and forwards compute the others. Rows
+   * leave layer by layer, when a call has written them and their page is full; the rest with the
+   * end of the forward that brings the last token. A sequence that is aborted in, removed, popped,
+   * shifted, longer than the ticket says, or has a token tree at the end of a forward ends the
+   * transfer (KVC_E_CANCELLED). Set a deadline for the whole prefill. */
+  KVC_SEND_AS_COMPUTED = 1
 };
 
 /* What is sent. Everything but `user` is borrowed for the call. */
@@ -2554,16 +2559,17 @@ KVC_API kvc_status kvc_transfer_ticket(const kvc_transfer *transfer, void *KVC_N
 /* Sends a sequence to the writer of a ticket. *out is owned by the caller: kvc_transfer_destroy.
  *
  * Expected:  KVC_E_PEER              Nobody listens at the address of the ticket.
- * Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; model_id.
+ * Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; mode; model_id.
  *            KVC_E_CORRUPT           The ticket is damaged.
  *            KVC_E_VERSION           The ticket is of another version.
  *            KVC_E_NOT_FOUND         No such sequence.
- *            KVC_E_OUT_OF_RANGE      Its length, or its encoder tokens, are not the ticket's.
+ *            KVC_E_OUT_OF_RANGE      Its length, or its encoder tokens, are not the ticket's;
+ *                                    AS_COMPUTED: it is longer.
  *            KVC_E_INVALID_STATE     It has an uncommitted tree or is swapped out; the transport is
  *                                    closed.
  *            KVC_E_BUSY              A forward is open; the ticket is in use here.
  *            KVC_E_UNSUPPORTED       No storage; a pool on CUDA; a ticket for another engine, or of
- *                                    another number of layer groups; mode; flags.
+ *                                    another number of layer groups; flags.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_transfer_send(kvc_cache *cache, kvc_transport *transport,
                                      const kvc_send_desc *desc, kvc_transfer **out,

@@ -76,6 +76,10 @@ impl ReceiveOptions {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SendOptions {
+    /// The coming forwards compute tokens of the ticket, and rows leave layer by layer as they are written. The
+    /// end comes with the forward that brings the last token. One that is aborted, or a sequence that is removed,
+    /// popped or shifted before, ends the transfer.
+    pub as_computed: bool,
     /// For all of it, from now on; zero: 30 s; [`Duration::MAX`]: none.
     pub deadline: Duration,
     /// The receiver said nothing for so long; zero: as of the transport; [`Duration::MAX`]: for ever.
@@ -312,7 +316,7 @@ impl CacheRef {
     }
 
     /// Sends the tokens of a sequence from `begin` on to the writer of a ticket. The sequence stays as it is,
-    /// and may be used, changed and removed meanwhile.
+    /// and may be used, changed and removed meanwhile (see [`SendOptions::as_computed`]).
     pub fn send(
         &mut self,
         transport: &Transport,
@@ -327,6 +331,7 @@ impl CacheRef {
             begin,
             ticket: ticket.as_ptr().cast(),
             ticket_len: ticket.len(),
+            mode: if options.as_computed { sys::KVC_SEND_AS_COMPUTED } else { sys::KVC_SEND_NOW },
             deadline_ns: limit_ns(options.deadline),
             idle_ns: limit_ns(options.idle),
             model_id: optional(&model_id),

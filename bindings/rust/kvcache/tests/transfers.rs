@@ -73,6 +73,41 @@ fn what_arrives_is_what_was_sent() {
 }
 
 #[test]
+fn rows_leave_as_they_are_computed_and_fit_pages_of_another_size() {
+    let layer = Layer::new(1, 80, DType::F32);
+    let mut options = SendOptions::default();
+    options.as_computed = true;
+    for page_size in [16, 48] {
+        let (mut from, mut to, transport) = (of(&layer, 16), of(&layer, page_size), transport());
+        from.add(4).unwrap();
+        let arriving = to.receive(&transport, &ReceiveOptions::new(4, 60)).unwrap();
+        let leaving = from.send(&transport, 4, 0, &arriving.ticket().unwrap(), &options).unwrap();
+        for tokens in [7, 50, 3] {
+            grow(&mut from, 4, tokens, 1, 80, &[]);
+        }
+        from.wait_transfer(&leaving, LONG).unwrap();
+        to.wait_transfer(&arriving, LONG).unwrap();
+        assert_eq!(to.length(4).unwrap(), 60);
+        if page_size == 16 {
+            assert!(from.save(&[4], None).unwrap() == to.save(&[4], None).unwrap());
+        } else {
+            // Back again they are the sender's bit for bit.
+            let mut back = of(&layer, 16);
+            send(&mut to, &mut back, &transport, &ReceiveOptions::new(4, 60)).unwrap();
+            assert!(from.save(&[4], None).unwrap() == back.save(&[4], None).unwrap());
+        }
+        // A sequence that is not what it was ends it.
+        let arriving = to.receive(&transport, &ReceiveOptions::new(5, 90)).unwrap();
+        let leaving = from.send(&transport, 4, 0, &arriving.ticket().unwrap(), &options).unwrap();
+        from.remove(4).unwrap();
+        from.trim().unwrap();
+        assert_eq!(from.wait_transfer(&leaving, LONG).unwrap_err().status(), Status::Cancelled);
+        assert_eq!(to.wait_transfer(&arriving, LONG).unwrap_err().status(), Status::Cancelled);
+        to.check().unwrap();
+    }
+}
+
+#[test]
 fn tokens_that_the_receiver_has_do_not_travel() {
     let (mut from, mut to, transport) = (small(), small(), transport());
     let ids: Vec<i32> = (0..12).collect();

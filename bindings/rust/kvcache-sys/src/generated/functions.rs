@@ -1577,16 +1577,17 @@ extern "C" {
     /// *out is owned by the caller: kvc_transfer_destroy.
     ///
     /// Expected:  KVC_E_PEER              Nobody listens at the address of the ticket.
-    /// Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; model_id.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; mode; model_id.
     ///            KVC_E_CORRUPT           The ticket is damaged.
     ///            KVC_E_VERSION           The ticket is of another version.
     ///            KVC_E_NOT_FOUND         No such sequence.
-    ///            KVC_E_OUT_OF_RANGE      Its length, or its encoder tokens, are not the ticket's.
+    ///            KVC_E_OUT_OF_RANGE      Its length, or its encoder tokens, are not the ticket's;
+    ///                                    AS_COMPUTED: it is longer.
     ///            KVC_E_INVALID_STATE     It has an uncommitted tree or is swapped out; the transport is
     ///                                    closed.
     ///            KVC_E_BUSY              A forward is open; the ticket is in use here.
     ///            KVC_E_UNSUPPORTED       No storage; a pool on CUDA; a ticket for another engine, or of
-    ///                                    another number of layer groups; mode; flags.
+    ///                                    another number of layer groups; flags.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_transfer_send(

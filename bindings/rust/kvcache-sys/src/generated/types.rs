@@ -1397,7 +1397,11 @@ kinds! {
     kvc_send_mode: i32 {
         /// The sequence as it is: it has all tokens of the ticket.
         KVC_SEND_NOW = 0,
-        /// Layer by layer, as forwards compute them. Not in this version.
+        /// The sequence has some of the ticket's tokens, or none, and forwards compute the others.
+        /// Rows leave layer by layer, when a call has written them and their page is full; the rest
+        /// with the end of the forward that brings the last token. A sequence that is aborted in,
+        /// removed, popped, shifted, longer than the ticket says, or has a token tree at the end of
+        /// a forward ends the transfer (KVC_E_CANCELLED). Set a deadline for the whole prefill.
         KVC_SEND_AS_COMPUTED = 1,
     }
 }
