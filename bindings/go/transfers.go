@@ -232,10 +232,10 @@ type SendOptions struct {
 	// comes with the forward that brings the last token. One that is aborted, or a sequence that is removed, popped
 	// or shifted before, ends the transfer.
 	AsComputed bool
-	Begin    int64         // the first token that travels: ReceiveOptions.Begin
-	Deadline time.Duration // for all of it, from now on; 0: 30 s
-	Idle     time.Duration // the receiver said nothing for so long; 0: as of the transport
-	ModelID  string        // name of the model and its weights; "": none
+	Begin      int64         // the first token that travels: ReceiveOptions.Begin
+	Deadline   time.Duration // for all of it, from now on; 0: 30 s
+	Idle       time.Duration // the receiver said nothing for so long; 0: as of the transport
+	ModelID    string        // name of the model and its weights; "": none
 }
 
 // Receive reserves room for a sequence and waits for its sender, who needs the Ticket. Until all of it is here,

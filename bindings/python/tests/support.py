@@ -13,9 +13,10 @@ NEW_NUMPY = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # knows DLPack 1, wi
 def small_cache(**fields):
     """Two layers of 4/2 heads of 8, float32, 16 pages of 4 tokens."""
     fields.setdefault("num_pages", 16)
+    fields.setdefault("page_size", 4)
     fields.setdefault("num_threads", 0 if "device" in fields else 1)
     layer = kvcache.Layer(num_q_heads=HEADS, num_kv_heads=KV_HEADS, k_dim=DIM, dtype="float32")
-    return kvcache.Cache(layers=[layer] * 2, page_size=4, **fields)
+    return kvcache.Cache(layers=[layer] * 2, **fields)
 
 
 def qkv(rng, tokens, dtype=np.float32):

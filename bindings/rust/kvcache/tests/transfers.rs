@@ -74,7 +74,7 @@ fn what_arrives_is_what_was_sent() {
 
 #[test]
 fn rows_leave_as_they_are_computed_and_fit_pages_of_another_size() {
-    let layer = Layer::new(1, 80, DType::F32);
+    let layer = Layer::attention(1, 1, 80).dtype(DType::F32);
     let mut options = SendOptions::default();
     options.as_computed = true;
     for page_size in [16, 48] {
