@@ -384,12 +384,33 @@ void UcxEngine::on_landing_done(void* request, ucs_status_t status, size_t bytes
   landing->engine->finish(*landing);
 }
 
+// Neighbours become one range.
 void set_ranges(std::span<const IoRange> ranges, std::vector<ucp_dt_iov_t>* out) {
   out->reserve(ranges.size());
   for (const IoRange& range : ranges) {
-    if (range.size != 0) out->push_back({range.data, range.size});
+    if (range.size == 0) continue;
+    if (!out->empty() &&
+        static_cast<std::byte*>(out->back().buffer) + out->back().length == range.data) {
+      out->back().length += range.size;
+    } else {
+      out->push_back({range.data, range.size});
+    }
   }
 }
+
+// One range is given as such: then UCX copies nothing.
+struct Memory {
+  Memory(std::vector<ucp_dt_iov_t>& ranges, ucp_request_param_t* params)
+      : buffer(ranges.data()), count(ranges.size()) {
+    const bool is_one = ranges.size() == 1;
+    if (is_one) buffer = ranges.front().buffer, count = ranges.front().length;
+    params->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+    params->datatype = is_one ? ucp_dt_make_contig(1) : ucp_dt_make_iov();
+  }
+
+  void* buffer;
+  size_t count;
+};
 
 bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<const IoRange> ranges,
                      uint64_t token) noexcept {
@@ -423,11 +444,10 @@ bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<con
   params.user_data = &request;
   ucs_status_ptr_t started = nullptr;
   if (has_payload) {
-    params.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+    const Memory memory(request.ranges, &params);
     params.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_RNDV;
-    params.datatype = ucp_dt_make_iov();
     started = ucp_am_send_nbx(peer.endpoint, kPayload, request.header.data(), request.header.size(),
-                              request.ranges.data(), request.ranges.size(), &params);
+                              memory.buffer, memory.count, &params);
   } else {
     // As data: a header may be longer than what UCX takes as one.
     params.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER;
@@ -504,14 +524,14 @@ ucs_status_t UcxEngine::on_payload(void* arg, const void* header, size_t header_
   }
   size_t received = 0;
   ucp_request_param_t params{};
-  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
-                        UCP_OP_ATTR_FIELD_DATATYPE | UCP_OP_ATTR_FIELD_RECV_INFO;
+  params.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_RECV_INFO;
   params.cb.recv_am = on_landing_done;
   params.user_data = &request;
-  params.datatype = ucp_dt_make_iov();
   params.recv_info.length = &received;
-  const ucs_status_ptr_t started = ucp_am_recv_data_nbx(
-      engine->worker_, data, request.ranges.data(), request.ranges.size(), &params);
+  const Memory memory(request.ranges, &params);
+  const ucs_status_ptr_t started =
+      ucp_am_recv_data_nbx(engine->worker_, data, memory.buffer, memory.count, &params);
   if (!UCS_PTR_IS_PTR(started)) {
     request.is_whole = started == nullptr && received == request.bytes;
     engine->finish(request);
