@@ -372,6 +372,17 @@ void register_memory(CLI::App& bench, const std::shared_ptr<GpuOptions>& gpu, in
   tier.app->add_option("--folder", tier.options->folder,
                        "Where the files lie; default: the folder of temporary files");
   tier.app->add_option("--redis", tier.options->redis, "host:port of a server to use instead");
+
+  const auto transfer = add_command(
+      bench, "transfer",
+      "A sequence to another cache over UCX on TCP; share of a plain socket between the same pages",
+      run_transfer, gpu, exit_code);
+  add_model(*transfer.app, transfer.options->model);
+  add_tokens(*transfer.app, "--tokens", transfer.options->tokens, "Tokens of the sequence");
+  add_count(*transfer.app, "--rounds", transfer.options->rounds,
+            "Rounds of limit and transfer in turn");
+  add_number(*transfer.app, "--in-flight", transfer.options->in_flight, 1, 4096,
+             "MiB on their way at once");
 }
 
 // What the host does beside them, and the machine.

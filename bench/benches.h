@@ -94,6 +94,14 @@ struct TierOptions {
   std::string redis;   // "host:port"; empty: a tier of files.
 };
 
+struct TransferOptions {
+  CommonOptions common;
+  ModelOptions model{.kv_heads = 2};  // Pages of 16 KiB.
+  int64_t tokens = 65536;
+  int rounds = 15;
+  int64_t in_flight = 64;  // MiB.
+};
+
 struct StepOptions {
   CommonOptions common;
   int sequences = 64;
@@ -195,6 +203,7 @@ Report run_copy(const CopyOptions& options);
 Report run_swap(const SwapOptions& options);
 Report run_files(const FilesOptions& options);
 Report run_tier(const TierOptions& options);
+Report run_transfer(const TransferOptions& options);
 Report run_step(const StepOptions& options);
 Report run_prefix(const PrefixOptions& options);
 Report run_linear(const LinearOptions& options);

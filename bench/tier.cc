@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "bench/benches.h"
+#include "bench/rates.h"
 
 namespace kvc::bench {
 namespace {
@@ -245,29 +246,6 @@ double benchmark(const TierOptions& options, const std::string& test, int64_t va
 }
 
 // ---- Rounds
-
-struct Rates {
-  std::vector<double> subject, limit, share;
-
-  void add(double subject_rate, double limit_rate) {
-    subject.push_back(subject_rate);
-    limit.push_back(limit_rate);
-    share.push_back(subject_rate / limit_rate);
-  }
-  Report report(const char* limit_name) const {
-    Report part;
-    const auto put = [&](const std::string& name, const std::vector<double>& values, double scale) {
-      const Spread spread = spread_of(values);
-      part[name] = rounded(spread.median / scale);
-      part[name + "_min"] = rounded(spread.min / scale);
-      part[name + "_max"] = rounded(spread.max / scale);
-    };
-    put("gbps", subject, 1e9);
-    put(limit_name, limit, 1e9);
-    put("share", share, 1);
-    return part;
-  }
-};
 
 kvc_tier_desc describe(const TierOptions& options, const std::string& folder, int64_t bytes) {
   kvc_tier_desc tier{};

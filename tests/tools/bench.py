@@ -37,6 +37,18 @@ class Bench(unittest.TestCase):
                     value = report[field]["microseconds"] if isinstance(report[field], dict) else report[field]
                     self.assertGreater(value, 0, field)
 
+    def test_a_transfer_is_compared_with_a_plain_socket(self):
+        done = run("transfer", "--tokens", "640", "--rounds", "2", *SHORT)
+        if "libkvcache_transport_ucx.so" in done.stderr:
+            self.skipTest(done.stderr.strip())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        report = json.loads(done.stdout)
+        for way in ("ucx", "engine", "loopback"):
+            for field in ("gbps", "raw_socket_gbps", "share"):
+                self.assertGreater(report[way][field], 0, (way, field))
+            self.assertGreater(report["cpu_ms_per_gb"][way], 0)
+        self.assertEqual((report["pages"], report["page_bytes"]), (40, 16384))
+
     def test_the_work_list_of_a_batch_has_its_items(self):
         report = json.loads(run("schedule", *SHORT).stdout)
         self.assertGreaterEqual(report["sequences_64"]["items"], 64)
