@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
+#include <ctime>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/capi/hf_config.h"
 #include "tests/model/random.h"
+#include "tests/support/sanitizers.h"
 
 namespace kvc::test {
 namespace {
@@ -267,6 +271,187 @@ TEST(HfConfigRefusals, RandomlyChangedTextsGiveAStatusAndWhatIsAcceptedCanBePlan
     kvc_plan_destroy(plan);
   }
   EXPECT_GT(accepted, 200);
+}
+
+// Configurations as trees, changed where their keys are: other types, nulls, huge numbers, missing,
+// doubled and renamed keys, nesting.
+class Mutator {
+ public:
+  Mutator(std::string text, Random& random) : text_(std::move(text)), random_(random) {}
+
+  // The members of all objects, as ranges of the text: "key": value.
+  void change() {
+    find_members();
+    if (members_.empty()) return;
+    const Place place = random_.pick(members_);
+    const std::string key = text_.substr(place.begin, place.colon - place.begin);
+    const std::string value = text_.substr(place.colon, place.end - place.colon);
+    static const std::vector<std::string> kValues = {"null",
+                                                     "true",
+                                                     "false",
+                                                     "0",
+                                                     "-1",
+                                                     "1",
+                                                     "3",
+                                                     "7",
+                                                     "64",
+                                                     "65536",
+                                                     "2147483648",
+                                                     "1e300",
+                                                     "9223372036854775807",
+                                                     "0.5",
+                                                     "\"\"",
+                                                     "\"full_attention\"",
+                                                     "\"x\"",
+                                                     "[]",
+                                                     "{}",
+                                                     "[1, 2]",
+                                                     "[null]",
+                                                     "[\"full_attention\"]",
+                                                     "[\"mamba\", \"conv\"]",
+                                                     "{\"1\": {\"head_dim\": 64}}",
+                                                     "{\"rope_type\": \"yarn\", \"factor\": 4}"};
+    static const std::vector<std::string> kKeys = {
+        "num_hidden_layers", "num_attention_heads",  "num_key_value_heads",
+        "head_dim",          "hidden_size",          "sliding_window",
+        "layer_types",       "kv_lora_rank",         "model_type",
+        "per_layer_config",  "num_kv_shared_layers", "is_encoder_decoder",
+        "text_config",       "quantization_config",  "linear_num_value_heads",
+        "mamba_n_heads",     "conv_L_cache",         "rope_parameters",
+        "kv_things",         "add_cross_attention",  "attention_chunk_size"};
+    const std::string other = "\"" + random_.pick(kKeys) + "\"";
+    std::string out;
+    switch (random_.range(0, 6)) {
+      case 0: out = key + ": " + random_.pick(kValues); break;
+      case 1: out = key + value + ", " + other + ": " + random_.pick(kValues); break;
+      case 2: out = other + value; break;
+      case 3: out = "\"unread\": 1"; break;  // The key is missing.
+      case 4: out = key + value + ", " + key + value; break;
+      case 5: out = key + ": {" + key + value + "}"; break;
+      default: out = key + ": [" + value.substr(1) + "]";
+    }
+    text_.replace(place.begin, place.end - place.begin, out);
+  }
+
+  const std::string& text() const { return text_; }
+  std::vector<std::string> keys() {
+    find_members();
+    std::vector<std::string> out;
+    for (const Place& place : members_)
+      out.push_back(text_.substr(place.begin + 1, place.colon - place.begin - 2));
+    return out;
+  }
+
+ private:
+  struct Place {
+    size_t begin, colon, end;
+  };
+
+  size_t skip_string(size_t at) const {
+    for (++at; at < text_.size() && text_[at] != '"'; ++at) at += text_[at] == '\\' ? 1 : 0;
+    return std::min(at + 1, text_.size());
+  }
+
+  // The end of the value that begins at `at`.
+  size_t value_end(size_t at) const {
+    int depth = 0;
+    while (at < text_.size()) {
+      const char c = text_[at];
+      if (c == '"') {
+        at = skip_string(at);
+        continue;
+      }
+      if (depth == 0 && (c == ',' || c == '}' || c == ']')) break;
+      depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
+      ++at;
+    }
+    return at;
+  }
+
+  void find_members() {
+    members_.clear();
+    for (size_t at = 0; at < text_.size();) {
+      if (text_[at] != '"') {
+        ++at;
+        continue;
+      }
+      const size_t end = skip_string(at);
+      if (end < text_.size() && text_[end] == ':')
+        members_.push_back({at, end, value_end(end + 1)});
+      at = end;
+    }
+  }
+
+  std::string text_;
+  Random& random_;
+  std::vector<Place> members_;
+};
+
+// A message that names no key speaks of the text, or of what its numbers make together.
+bool names_a_key(const std::string& message, Mutator& mutator) {
+  for (const char* other : {"not JSON", "twice", "too large", "deeper than", "makes", "rope",
+                            "json is", "is missing", "could change", "its keys do not say"}) {
+    if (message.find(other) != std::string::npos) return true;
+  }
+  const std::vector<std::string> keys = mutator.keys();
+  return std::any_of(keys.begin(), keys.end(), [&](const std::string& key) {
+    return !key.empty() && message.find(key) != std::string::npos;
+  });
+}
+
+TEST(HfConfigRefusals, MutatedTreesGiveAPlanOrARefusalThatNamesAKeyInTime) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(hf_config_folder()))
+    names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());
+  std::vector<std::string> texts;
+  for (const std::string& name : names) texts.push_back(hf_text(name));
+  const size_t known = texts.size();
+  for (size_t i = 0; i < known; ++i) {  // The same by their keys alone.
+    std::string text = texts[i];
+    for (size_t at = 0; (at = text.find("\"model_type\": \"", at)) != std::string::npos; ++at)
+      text.insert(at + 15, "novel_");
+    texts.push_back(std::move(text));
+  }
+  const char* asked = std::getenv("KVC_MUTATED_CONFIGS");
+  const uint64_t count = asked == nullptr ? 10000 : std::strtoull(asked, nullptr, 10);
+  uint64_t accepted = 0;
+#if defined(NDEBUG) && !defined(KVC_UNDER_ASAN) && !defined(KVC_UNDER_TSAN)
+  constexpr double kMostSeconds = 0.05;  // Time of the process.
+#else
+  constexpr double kMostSeconds = 2;
+#endif
+  for (uint64_t seed = 0; seed < count; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    Mutator mutator(random.pick(texts), random);
+    for (int64_t change = random.range(1, 4); change > 0; --change) mutator.change();
+    kvc_config config{};
+    (void)kvc_config_init(&config, sizeof config);
+    size_t n = 0;
+    kvc_error error{};
+    kvc_status status = KVC_OK;
+    double seconds = 1;
+    // Another program on the core can make a call look slow, but hardly every time.
+    for (int attempt = 0; attempt < 5 && seconds > kMostSeconds; ++attempt) {
+      const std::clock_t begin = std::clock();
+      status = kvc_config_from_hf_json(mutator.text().c_str(), &config, nullptr, &n, &error);
+      seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+    }
+    EXPECT_LE(seconds, kMostSeconds) << mutator.text();
+    if (status != KVC_OK) {
+      ASSERT_TRUE(names_a_key(error.message, mutator)) << error.message << "\n" << mutator.text();
+      continue;
+    }
+    ++accepted;
+    HfModel model(mutator.text());
+    ASSERT_EQ(model.status, KVC_OK) << model.message;
+    kvc_plan* plan = model.plan(&error);
+    ASSERT_NE(plan, nullptr) << error.message << "\n" << mutator.text();
+    kvc_plan_destroy(plan);
+  }
+  EXPECT_GT(accepted, count / 20);
+  EXPECT_LT(accepted, count);
 }
 
 }  // namespace

@@ -90,10 +90,29 @@ const std::vector<std::string> kFields = {"hidden_size",
                                           "rotary_pct",
                                           "global_head_dim",
                                           "hybrid_layer_ids",
-                                          "num_mem_blocks"};
+                                          "num_mem_blocks",
+                                          "layers_block_type",
+                                          "per_layer_config",
+                                          "num_attention_heads_per_layer",
+                                          "global_attn_every_n_layers",
+                                          "swa_num_key_value_heads",
+                                          "swa_head_dim",
+                                          "kv_channels",
+                                          "multi_query",
+                                          "linear_num_heads",
+                                          "linear_head_dim",
+                                          "is_decoder",
+                                          "is_encoder_decoder",
+                                          "add_cross_attention",
+                                          "quantization_config",
+                                          "block_types",
+                                          "lru_width",
+                                          "cca_time0",
+                                          "n_mamba_heads"};
 
 std::string made(Input& input) {
-  const std::vector<std::string> families = hf::family_names();
+  std::vector<std::string> families = hf::family_names();
+  families.emplace_back("novel");  // Read by its keys.
   std::string text = "{\"model_type\": \"" + families[input.take(2) % families.size()] + "\"";
   // What nearly every reader needs, so that most texts come further than that.
   text += R"(, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2)";
