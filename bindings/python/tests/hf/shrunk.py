@@ -166,6 +166,7 @@ CHANGES = {
     "muse_spark": dict(audio_config=dict(out_hidden_size=64)),
     "mamba2": dict(num_heads=8, head_dim=16, n_groups=1),
     "minicpm3": dict(num_key_value_heads=4),
+    "mllama": dict(text_config=dict(cross_attention_layers=[3])),
     "molmo2": dict(adapter_config=dict(vision_feature_layer=[3, 2])),
     "mistral4": dict(num_key_value_heads=4, qk_head_dim=32, head_dim=32),
     "nemotron": dict(num_key_value_heads=2),

@@ -4,6 +4,7 @@
 import families
 import pytest
 import torch
+from steps import V5
 
 import kvcache
 from kvcache.hf import PagedCache
@@ -24,6 +25,7 @@ def rows(layers):
 CHANGES = {"codegen": dict(num_key_value_heads=4)}
 
 
+@pytest.mark.skipif(not V5, reason="transformers 4 keeps expanded latents, and states outside of the cache")
 @pytest.mark.parametrize("name", families.FAMILIES)
 @torch.inference_mode()
 def test_a_cache_keeps_what_its_configuration_plans(name):
