@@ -150,6 +150,7 @@ kvc_layer shared_layer(const Heads& heads, int32_t source);
 
 // kHybrid: attention and a recurrent state in one layer.
 enum class LayerType { kFull, kSliding, kChunked, kLinear, kHybrid, kHybridSliding, kConv, kNone };
+constexpr size_t kNumLayerTypes = static_cast<size_t>(LayerType::kNone) + 1;
 
 // The types of `name` ("layer_types") when the configuration has it, else fallback(i). Throws
 // INVALID_ARGUMENT when the number of entries is not the number of layers, UNSUPPORTED for an

@@ -23,12 +23,16 @@ std::vector<LayerType> window_types(const Fields& config, const DecoderTraits& t
     return std::vector<LayerType>(static_cast<size_t>(num_layers), type);
   };
   switch (traits.windows) {
-    case Windows::kNone: return all(LayerType::kFull);
+    case Windows::kNone:
+      return read_layer_types(config, "layer_types", num_layers,
+                              [](int64_t) { return LayerType::kFull; });
     case Windows::kAll: {
       constexpr const char* kName = "sliding_window";
       const bool by_class =
           traits.class_window != 0 && config.is_nested() && !config.is_null(kName);
-      return all(config.has(kName) || by_class ? LayerType::kSliding : LayerType::kFull);
+      return read_layer_types(config, "layer_types", num_layers, [&](int64_t) {
+        return config.has(kName) || by_class ? LayerType::kSliding : LayerType::kFull;
+      });
     }
     case Windows::kQwen: {
       if (!config.flag_or("use_sliding_window", false) || !config.has("sliding_window"))

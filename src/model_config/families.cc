@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
+#include <utility>
 
 #include "src/base/error.h"
 #include "src/model_config/keys.h"
@@ -359,9 +361,40 @@ auto find(const Table& table, const std::string& model_type) {
 
 namespace {
 
+// Single characters to change, add or drop until `a` is `b`.
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t corner = std::exchange(row[0], i + 1);
+    for (size_t k = 0; k < b.size(); ++k) {
+      const size_t changed = corner + (a[i] == b[k] ? 0 : 1);
+      corner = row[k + 1];
+      row[k + 1] = std::min({changed, row[k] + 1, corner + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+// " (a known one is 'llama')" for "lama"; empty where no name is close.
+std::string close_name(const std::string& model_type) {
+  constexpr size_t kLongest = 40;
+  if (model_type.size() > kLongest) return "";
+  size_t best = model_type.size() < 5 ? 2 : 3;  // One letter of a short name, two of a long one.
+  std::string found;
+  for (const std::string& name : family_names()) {
+    const size_t away = distance(model_type, name);
+    if (away >= best) continue;
+    best = away;
+    found = " (a known one is '" + name + "')";
+  }
+  return found;
+}
+
 // One line for the caller's log: which keys an unknown family was read by.
 std::string doubt(const std::string& model_type, const Model& model) {
-  std::string text = "model_type '" + shown(model_type) + "' is not known: it is read by its keys";
+  std::string text = "model_type '" + shown(model_type) + "' is not known" +
+                     close_name(model_type) + ": it is read by its keys";
   const char* separator = ": ";
   for (const std::string& key : model.keys) {
     text += separator + key;
@@ -391,10 +424,10 @@ void read_family(const std::string& model_type, const Fields& config, Model& mod
     const char* missing = missing_key(config);
     if (missing != nullptr) {
       fail(KVC_E_UNSUPPORTED,
-           "%s = '%s' is not supported: it is not known, and without %s its keys "
+           "%s = '%s' is not supported: it is not known%s, and without %s its keys "
            "do not say what it keeps",
            config.path("model_type").c_str(), shown(model_type).c_str(),
-           config.path(missing).c_str());
+           close_name(model_type).c_str(), config.path(missing).c_str());
     }
   }
   read_by_keys(config, model);

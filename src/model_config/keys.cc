@@ -1,6 +1,7 @@
 #include "src/model_config/keys.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <iterator>
 #include <string>
@@ -364,6 +365,7 @@ KeyedLayers read_keyed_layers(const Fields& config, Model& model) {
   } else {
     out.types = types_without_list(config, num_layers, full, model);
   }
+  out.shapes.reserve(out.types.size());
   for (LayerType& type : out.types) {
     if (type == LayerType::kSliding && !config.flag_or("use_sliding_window", true))
       type = LayerType::kFull;
@@ -488,11 +490,12 @@ void read_keyed_pairs(const Fields& config, Model& model) {
 // The last layers read the K and V of the last layer of their type before them.
 void add_readers(const Fields& config, const KeyedLayers& layers, size_t first_shared,
                  Model& model) {
+  std::array<int64_t, kNumLayerTypes> last;
+  last.fill(-1);
+  for (size_t i = 0; i < first_shared; ++i)
+    last[static_cast<size_t>(layers.types[i])] = static_cast<int64_t>(i);
   for (size_t i = first_shared; i < layers.types.size(); ++i) {
-    int64_t source = -1;
-    for (size_t k = 0; k < first_shared; ++k) {
-      if (layers.types[k] == layers.types[i]) source = static_cast<int64_t>(k);
-    }
+    const int64_t source = last[static_cast<size_t>(layers.types[i])];
     if (source < 0) {
       fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(i),
                 "%s leaves layer %zu no earlier layer of its type to share with",
@@ -531,11 +534,14 @@ void read_by_keys(const Fields& config, Model& model) {
   const int32_t linear = linear_states(config, layers.types, model);
   const int32_t conv = conv_states(config, layers.types, model);
   const bool crosses = config.flag_or("add_cross_attention", false);
+  if (crosses && layers.shapes[0].is_latent())
+    config.refuse("add_cross_attention", "it is read for layers that keep K and V, not latents");
   const auto count = static_cast<int64_t>(layers.types.size());
   const int64_t shared = config.integer_or("num_kv_shared_layers", 0, 0, count);
   note(config, "num_kv_shared_layers", model);
   if (shared != 0 && (linear >= 0 || conv >= 0 || crosses))
     config.refuse("num_kv_shared_layers", "it is read for models of attention layers only");
+  model.layers.reserve(layers.types.size());
   for (size_t i = 0; i < static_cast<size_t>(count - shared); ++i) {
     switch (layers.types[i]) {
       case LayerType::kLinear: model.add_states(linear); break;

@@ -5,6 +5,7 @@
 #include "src/base/error.h"
 #include "src/model_config/families.h"
 #include "src/model_config/fields.h"
+#include "src/model_config/kv_scheme.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
@@ -39,6 +40,7 @@ hf::Model read_hf_config(std::string_view json) {
     hf::refuse_family(root.text("model_type"), root);
   const Fields& named = text.has("model_type") ? text : root;
   hf::read_family(named.text("model_type"), text, model);
+  hf::apply_kv_scheme(text.has("quantization_config") ? text : root, model);
   if (model.layers.size() > static_cast<size_t>(kMaxLayers)) {
     fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(model.layers.size()),
               "the configuration makes %zu layers, at most %d are possible", model.layers.size(),

@@ -205,6 +205,9 @@ TEST(HfConfigKeys, EncodersAreRefusedAndDecodersOfEncodersRead) {
   EXPECT_EQ(kinds(novel(R"("is_decoder": true, "add_cross_attention": true)")), "ACACACACACAC");
   EXPECT_EQ(kinds(novel(R"("is_decoder": true)")), "AAAAAA");
   refused(novel(R"("is_decoder": false)"), KVC_E_UNSUPPORTED, {"is_decoder", "encoder"});
+  refused(novel(R"("add_cross_attention": true, "kv_lora_rank": 64, "qk_nope_head_dim": 32,
+      "qk_rope_head_dim": 32, "v_head_dim": 32)"),
+          KVC_E_UNSUPPORTED, {"add_cross_attention", "latents"});
   refused(R"({"model_type": "bert", "is_decoder": false, "num_hidden_layers": 2,
       "num_attention_heads": 2, "hidden_size": 64})",
           KVC_E_UNSUPPORTED, {"is_decoder", "keeps no cache"});
@@ -241,6 +244,23 @@ TEST(HfConfigKeys, KeysThatCouldChangeWhatIsKeptAreRefusedByName) {
   refused(typed("linear_attention"), KVC_E_UNSUPPORTED,
           {"layer_types[1] has a recurrent state", "no key says"});
   refused(typed("conv"), KVC_E_INVALID_ARGUMENT, {"conv_L_cache is missing"});
+}
+
+TEST(HfConfigKeys, ACloseNameIsSuggested) {
+  refused(R"({"model_type": "lama"})", KVC_E_UNSUPPORTED,
+          {"'lama' is not supported: it is not known (a known one is 'llama'), and without "
+           "num_hidden_layers"});
+  refused(R"({"model_type": "quen3_moe"})", KVC_E_UNSUPPORTED, {"(a known one is 'qwen3_moe')"});
+  refused(R"({"model_type": "xyz"})", KVC_E_UNSUPPORTED, {"it is not known, and without"});
+  refused(R"({"model_type": ""})", KVC_E_UNSUPPORTED, {"it is not known, and without"});
+  const Lines lines;
+  std::string typo = novel("");
+  typo.replace(typo.find("novel_lm"), 8, "smolm3");
+  EXPECT_EQ(kinds(typo), "AAAAAA");
+  ASSERT_EQ(lines.all().size(), 1u);
+  EXPECT_NE(lines.all()[0].find("'smolm3' is not known (a known one is 'smollm3'): it is read by"),
+            std::string::npos)
+      << lines.all()[0];
 }
 
 TEST(HfConfigKeys, AnUnknownFamilyHasToSayEnough) {
@@ -295,6 +315,75 @@ TEST(HfConfigKeys, WhatTheClassDoesWithoutAKeyIsWhatIsPlanned) {
   ASSERT_EQ(gemma.status, KVC_OK) << gemma.message;
   EXPECT_EQ(gemma.heads(0), "8/4 heads of 256/256 bfloat16");
   EXPECT_EQ(gemma.heads(1), "8/2 heads of 512/512 bfloat16");
+}
+
+TEST(HfConfigKeys, CheckpointsSayHowTheyStoreKAndV) {
+  const auto with = [](const std::string& quantization) {
+    return novel(R"("sliding_window": 16, "sliding_window_pattern": 2, "quantization_config": )" +
+                 quantization);
+  };
+  HfModel fp8(with(R"({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8,
+      "type": "float", "strategy": "tensor", "dynamic": false, "symmetric": true}})"));
+  ASSERT_EQ(fp8.status, KVC_OK) << fp8.message;
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(fp8.layer(i).k_dtype.code, kDLFloat8_e4m3fn);
+    EXPECT_EQ(fp8.layer(i).v_dtype.code, kDLFloat8_e4m3fn);
+    EXPECT_EQ(fp8.layer(i).quant, KVC_QUANT_PER_TENSOR);
+    EXPECT_EQ(fp8.layer(i).k_scale, 0) << "1";
+  }
+  kvc_error error{};
+  kvc_plan* plan = fp8.plan(&error);
+  ASSERT_NE(plan, nullptr) << error.message;
+  kvc_plan_info info{};
+  info.struct_size = sizeof info;
+  ASSERT_EQ(kvc_plan_info_get(plan, &info, nullptr), KVC_OK);
+  EXPECT_EQ(info.bytes_per_token, 6u * 2 * (64 + 64)) << "a byte an element";
+  kvc_plan_destroy(plan);
+  HfModel int8(with(R"({"kv_cache_scheme": {"num_bits": 8, "type": "int"}})"));
+  ASSERT_EQ(int8.status, KVC_OK) << int8.message;
+  EXPECT_EQ(int8.layer(0).k_dtype.code, kDLInt);
+  HfModel modelopt(with(R"({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"})"));
+  ASSERT_EQ(modelopt.status, KVC_OK) << modelopt.message;
+  EXPECT_EQ(modelopt.layer(0).quant, KVC_QUANT_BLOCK16);
+  EXPECT_EQ(HfModel(with(R"({"kv_cache_quant_algo": "FP8"})")).layer(0).quant,
+            KVC_QUANT_PER_TENSOR);
+  for (const char* none : {R"({"kv_cache_scheme": null})", R"({"kv_cache_quant_algo": null})",
+                           R"({"quant_method": "fp8"})", R"({"kv_cache_quant_algo": "NONE"})"})
+    EXPECT_EQ(heads(with(none)), "8/2 heads of 64/64 bfloat16") << none;
+  refused(with(R"({"kv_cache_scheme": {"num_bits": 4, "type": "int"}})"), KVC_E_UNSUPPORTED,
+          {"quantization_config.kv_cache_scheme.num_bits = 4"});
+  refused(with(R"({"kv_cache_scheme": {"num_bits": 8, "strategy": "channel"}})"), KVC_E_UNSUPPORTED,
+          {"strategy = 'channel'"});
+  refused(with(R"({"kv_cache_scheme": {"num_bits": 8, "dynamic": true}})"), KVC_E_UNSUPPORTED,
+          {"kv_cache_scheme.dynamic"});
+  refused(with(R"({"kv_cache_scheme": {"num_bits": 8, "symmetric": false}})"), KVC_E_UNSUPPORTED,
+          {"kv_cache_scheme.symmetric"});
+  refused(with(R"({"kv_cache_scheme": "fp8"})"), KVC_E_INVALID_ARGUMENT, {"kv_cache_scheme"});
+  refused(with(R"({"kv_cache_quant_algo": "INT3"})"), KVC_E_UNSUPPORTED,
+          {"kv_cache_quant_algo = 'INT3'"});
+  // Encoder tokens stay as they are, and a nested configuration's storage may be said outside.
+  HfModel pairs(R"({"model_type": "t5", "d_kv": 64, "num_heads": 2, "num_layers": 1,
+      "quantization_config": {"kv_cache_quant_algo": "FP8"}})");
+  EXPECT_EQ(pairs.layer(0).k_dtype.bits, 8);
+  EXPECT_EQ(pairs.layer(1).k_dtype.bits, 16);
+  HfModel nested(R"({"model_type": "some_vl", "text_config": {"model_type": "llama"},
+      "quantization_config": {"kv_cache_quant_algo": "FP8"}})");
+  EXPECT_EQ(nested.layer(0).k_dtype.bits, 8);
+}
+
+TEST(HfConfigKeys, LayerTypesDecideForFamiliesWithoutWindowsToo) {
+  const auto llama = [](const std::string& fields) {
+    return R"({"model_type": "llama", "num_hidden_layers": 3, "num_attention_heads": 4,
+        "hidden_size": 256)" +
+           fields + "}";
+  };
+  EXPECT_EQ(kinds(llama(R"(, "sliding_window": 16, "layer_types": ["sliding_attention",
+      "full_attention", "sliding_attention"])")),
+            "WAW")
+      << "another family that is assumed to be this one";
+  EXPECT_EQ(kinds(llama(R"(, "sliding_window": 16)")), "AAA");
+  refused(llama(R"(, "layer_types": ["linear_attention", "full_attention", "full_attention"])"),
+          KVC_E_UNSUPPORTED, {"layer_types[0]"});
 }
 
 TEST(HfConfigKeys, FamiliesWhoseMeaningIsNotInTheirKeys) {

@@ -159,6 +159,9 @@ class Plan(unittest.TestCase):
         self.refused(2, "--assume", config("gpt2"), "--memory", "24GiB", "--assume", "clippy")
         self.refused(2, "--assume is for a config.json", *LLAMA, "--memory", "24GiB", "--assume", "llama")
 
+    def test_states_alone_have_no_longest_request(self):
+        self.assertIn("Longest single request: no limit.\n", run(config("mamba-2.8b"), "--memory", "24GiB").stdout)
+
     def test_ranks_share_the_fewest_pages_that_any_has(self):
         plan = self.planned(*LLAMA, "--memory", "4GiB", "--max-len", 8192, "--pp", 3, "--tp", 2)
         self.assertEqual(len(plan["ranks"]), 6)

@@ -84,10 +84,14 @@ void append_summary(const Capacity& capacity, std::string& text) {
   append(text, "Requests of %s tokens at once: %.2f, of %s pages each.\n",
          grouped(capacity.longest.tokens).c_str(), capacity.longest.count,
          grouped(capacity.longest.pages).c_str());
-  append(text, "Longest single request: %s tokens%s.\n", grouped(capacity.longest_request).c_str(),
-         capacity.planned_len != 0 && capacity.longest_request > capacity.planned_len
-             ? " by memory, more than a request may have"
-             : "");
+  // A sequence has at most so many tokens, whatever the memory.
+  const bool is_unlimited = capacity.longest_request == INT32_MAX;
+  append(
+      text, "Longest single request: %s%s.\n",
+      is_unlimited ? "no limit" : (grouped(capacity.longest_request) + " tokens").c_str(),
+      !is_unlimited && capacity.planned_len != 0 && capacity.longest_request > capacity.planned_len
+          ? " by memory, more than a request may have"
+          : "");
   append_lengths(capacity, text);
   if (capacity.max_tokens_per_forward != 0) {
     append(text,

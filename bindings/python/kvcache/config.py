@@ -422,7 +422,9 @@ class Config:
         layers = [Layer._from_dict(layer) for layer in given["layers"]]
         if dtype is not None:
             layers = [
-                replace(layer, dtype=dtype, v_dtype=None) if layer.kind != "state" else layer
+                replace(layer, dtype=dtype, v_dtype=None, quant="none")
+                if layer.kind != "state"
+                else layer
                 for layer in layers
             ]
         if not rope:

@@ -356,6 +356,12 @@ def test_a_config_json_describes_the_layers(tmp_path):
     assert all(layer.rope is None for layer in kvcache.Config.from_hf(LLAMA, num_pages=64, rope=False).layers)
     with kvcache.KVCache(model_config=LLAMA, num_pages=64, dtype="float32", max_seq_len=128) as cache:
         assert cache.plan.layer(2).k_dtype == "float32" and cache.plan.info.max_seq_len >= 128
+    fp8 = {**LLAMA, "quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}
+    stored = kvcache.Config.from_hf(fp8, num_pages=64).layers[1]
+    assert (stored.dtype, stored.quant) == ("float8_e4m3fn", "per_tensor")
+    stored = kvcache.Config.from_hf(fp8, num_pages=64, dtype="float16").layers[1]
+    assert (stored.dtype, stored.quant) == ("float16", "none")
+    assert kvcache.plan_for(fp8, "1MiB", dtype="float16").layer(1).k_dtype == "float16"
     with pytest.raises(kvcache.Unsupported, match="no_such_model"):
         kvcache.Config.from_hf({"model_type": "no_such_model"})
     with pytest.raises(TypeError, match="not both"):

@@ -789,8 +789,9 @@ KVC_API kvc_status kvc_config_init(kvc_config *config, size_t struct_size) KVC_N
  *    with a fixed encoder: max_cross_len too. Every other field is left as it is.
  * 2. A layer of the model that has two parts (self and cross attention; attention and state)
  *    becomes two entries, so ids count entries.
- * 3. Storage is of the model's torch_dtype (bfloat16 where it has none). Rotations are read, and
- *    set to KVC_ROPE_ON_APPEND.
+ * 3. Storage is of the model's torch_dtype (bfloat16 where it has none), or quantised as its
+ *    quantization_config says, with scales of 1. Rotations are read, and set to
+ *    KVC_ROPE_ON_APPEND.
  *
  *   json     NUL-terminated, borrowed for the call.
  *   config   config->struct_size must be set.
