@@ -189,6 +189,26 @@ void read_mllama(const Fields& config, Model& model) {
   }
 }
 
+// The first of every few layers has no window. Rotations, a theta for each kind, are left to the
+// model.
+void read_modernbert_decoder(const Fields& config, Model& model) {
+  const int64_t num_layers = read_num_layers(config);
+  const Heads heads = read_heads(config);
+  model.max_seq_len = read_max_len(config);
+  const int64_t every = config.integer_or("global_attn_every_n_layers", 3, 1, kMaxLayers);
+  const auto types = read_layer_types(config, "layer_types", num_layers, [&](int64_t i) {
+    return i % every != 0 ? LayerType::kSliding : LayerType::kFull;
+  });
+  const int64_t window = config.has("sliding_window")
+                             ? read_window(config)
+                             : config.integer_or("local_attention", 128, 2, kMaxSequenceLength) / 2;
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] != LayerType::kFull && types[i] != LayerType::kSliding)
+      refuse_layer_type(config, "layer_types", i);
+    model.add(attention_layer(model, heads, types[i] == LayerType::kSliding ? window : 0));
+  }
+}
+
 // GLM-4 as first published, under names of its own.
 void read_chatglm(const Fields& config, Model& model) {
   const int64_t num_layers = config.integer("num_layers", 1, kMaxLayers);

@@ -37,6 +37,7 @@ using Reader = void (*)(const Fields& config, Model& model);
 void read_llama4(const Fields& config, Model& model);
 void read_mimo(const Fields& config, Model& model);
 void read_mllama(const Fields& config, Model& model);
+void read_modernbert_decoder(const Fields& config, Model& model);
 void read_chatglm(const Fields& config, Model& model);
 void read_gemma2(const Fields& config, Model& model);
 void read_gemma3(const Fields& config, Model& model);

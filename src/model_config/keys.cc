@@ -23,6 +23,7 @@ struct Unserved {
 constexpr Unserved kUnserved[] = {
     {"index_*", "keys of a sparse attention's index have no layer kind"},
     {"indexer_*", "keys of a sparse attention's index have no layer kind"},
+    {"use_cla", "layers that read the K and V of the layer before them are not read"},
     {"compress_*", "compressed tokens have no layer kind"},
 };
 
@@ -44,6 +45,7 @@ constexpr std::string_view kTelling[] = {
 constexpr std::string_view kRead[] = {
     "layer_types",
     "layers_block_type",
+    "attn_type_list",
     "num_key_value_heads",
     "num_kv_heads",
     "num_attention_heads_per_layer",
@@ -101,7 +103,6 @@ constexpr std::string_view kHarmless[] = {
     "q_lora_rank",          // Queries are not kept.
     "qk_head_dim",          // The sum of its two parts.
     "keep_window_size",     // Doge masks by value and keeps every token.
-    "local_attention",      // ModernBERT: twice its sliding_window.
     "decoder_sparse_step",  // Which MLPs have experts.
     "index_of_padding",
     "mamba_chunk_size",  // How a scan is cut.
@@ -127,12 +128,16 @@ constexpr std::string_view kHarmless[] = {
     "share_embeddings",
     "mtp_hidden_states_first",
     "quantization_config",
+    "compression_ratio",  // ERNIE: of positions.
+    "cla_share_factor",   // Hunyuan: use_cla switches it on.
+    "use_cache_quantization",
+    "use_cache_kernel",
 };
 
-// Parts of names that speak of experts, MLPs and vocabularies.
-constexpr std::string_view kElsewhere[] = {"expert",       "moe",     "mlp",   "vocab",
-                                           "shared_inter", "dropout", "token", "_act",
-                                           "vision",       "audio",   "image", "prefix_dense"};
+// Parts of names that speak of experts, MLPs, vocabularies, biases and rotations.
+constexpr std::string_view kElsewhere[] = {
+    "expert",  "moe",   "mlp",  "vocab",  "bias",  "qkv",   "rope",        "shared_inter",
+    "dropout", "token", "_act", "vision", "audio", "image", "prefix_dense"};
 
 bool starts_with(std::string_view text, std::string_view start) {
   return text.substr(0, start.size()) == start;
@@ -166,8 +171,11 @@ bool is_off(const Json& value) {
 
 void refuse_unserved(const Fields& config, const std::string& name) {
   for (const Unserved& row : kUnserved) {
-    const std::string_view start(row.name, std::char_traits<char>::length(row.name) - 1);
-    if (starts_with(name, start)) config.refuse(name.c_str(), row.reason);
+    std::string_view start(row.name);
+    const bool is_start = start.back() == '*';
+    if (is_start) start.remove_suffix(1);
+    if (is_start ? starts_with(name, start) : name == start)
+      config.refuse(name.c_str(), row.reason);
   }
 }
 
@@ -295,6 +303,20 @@ std::vector<LayerType> types_without_list(const Fields& config, int64_t num_laye
   return types;
 }
 
+// MiniMax: 1 attends, 0 has a recurrent state.
+std::vector<LayerType> types_by_number(const Fields& config, int64_t num_layers) {
+  constexpr const char* kName = "attn_type_list";
+  std::vector<LayerType> types;
+  for (const bool attends : config.flags(kName))
+    types.push_back(attends ? LayerType::kFull : LayerType::kLinear);
+  if (types.size() != static_cast<size_t>(num_layers)) {
+    fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(types.size()),
+              "%s has %zu entries, expected one per layer: %lld", config.path(kName).c_str(),
+              types.size(), ll(num_layers));
+  }
+  return types;
+}
+
 // The fields that one entry of per_layer_config may have.
 void apply_entry(const Fields& entry, LayerShape& shape) {
   for (const Member& member : entry.members()) {
@@ -362,6 +384,9 @@ KeyedLayers read_keyed_layers(const Fields& config, Model& model) {
   if (config.has(name)) {
     out.types = read_layer_types(config, name, num_layers, {});
     model.keys.insert(model.keys.begin(), name);
+  } else if (config.has("attn_type_list")) {
+    out.types = types_by_number(config, num_layers);
+    model.keys.insert(model.keys.begin(), "attn_type_list");
   } else {
     out.types = types_without_list(config, num_layers, full, model);
   }
@@ -452,7 +477,7 @@ int32_t linear_states(const Fields& config, const std::vector<LayerType>& types,
       KVC_E_UNSUPPORTED, first - types.begin(),
       "%s[%zu] has a recurrent state, and no key says of which shape: linear_num_value_heads, "
       "linear_num_heads and mamba_n_heads are known",
-      config.path(config.first_of({"layer_types", "layers_block_type"})).c_str(),
+      config.path(config.first_of({"layer_types", "layers_block_type", "attn_type_list"})).c_str(),
       static_cast<size_t>(first - types.begin()));
 }
 

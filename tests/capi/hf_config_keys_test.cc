@@ -246,6 +246,28 @@ TEST(HfConfigKeys, KeysThatCouldChangeWhatIsKeptAreRefusedByName) {
   refused(typed("conv"), KVC_E_INVALID_ARGUMENT, {"conv_L_cache is missing"});
 }
 
+TEST(HfConfigKeys, KeysOfPublishedFilesThatChangeNothingAreNotRefused) {
+  EXPECT_EQ(kinds(novel(R"("qkv_bias": true, "clip_qkv": 8.0, "rope_local_base_freq": 10000,
+      "local_rope_theta": 10000, "compression_ratio": 1.0, "cla_share_factor": 2, "use_cla": false,
+      "use_cache_quantization": true, "kv_proj_bias": true)")),
+            "AAAAAA");
+  refused(novel(R"("use_cla": true, "cla_share_factor": 2)"), KVC_E_UNSUPPORTED, {"use_cla"});
+  refused(novel(R"("local_attention": 128)"), KVC_E_UNSUPPORTED, {"local_attention"});
+  EXPECT_EQ(kinds(novel(R"("attn_type_list": [1, 1, 1, 1, 1, 1])")), "AAAAAA");
+  refused(novel(R"("attn_type_list": [1, 1])"), KVC_E_INVALID_ARGUMENT,
+          {"attn_type_list has 2 entries", "6"});
+  refused(novel(R"("attn_type_list": [1, 1, 0, 1, 1, 1])"), KVC_E_UNSUPPORTED,
+          {"attn_type_list[2] has a recurrent state"});
+  HfModel minimax(R"({"model_type": "minimax", "num_hidden_layers": 2, "num_attention_heads": 8,
+      "hidden_size": 512, "num_key_value_heads": 2, "attn_type_list": [0, 1]})");
+  EXPECT_EQ(minimax.kinds(), "SA");
+  HfModel modern(R"({"model_type": "modernbert-decoder", "num_hidden_layers": 5,
+      "num_attention_heads": 12, "hidden_size": 768, "local_attention": 128,
+      "global_attn_every_n_layers": 3})");
+  EXPECT_EQ(modern.kinds(), "AWWAW");
+  EXPECT_EQ(modern.layer(1).window, 64);
+}
+
 TEST(HfConfigKeys, ACloseNameIsSuggested) {
   refused(R"({"model_type": "lama"})", KVC_E_UNSUPPORTED,
           {"'lama' is not supported: it is not known (a known one is 'llama'), and without "
