@@ -10,12 +10,14 @@
 //
 // Callbacks of UCX note what has happened in nodes made beforehand; progress() then tells it.
 #include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <climits>
@@ -40,6 +42,7 @@ namespace {
 
 constexpr unsigned kWords = 1, kPayload = 2;  // Ids of active messages.
 constexpr int64_t kMilli = 1'000'000;
+constexpr int64_t kLooksFor = 100'000;  // Nanoseconds, before a wait sleeps.
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -124,7 +127,8 @@ class UcxEngine final : public ModuleEngine {
   size_t num_ending_ = 0;
   std::vector<ucp_conn_request_h> connections_;  // They wait for their endpoints.
   std::list<Request> open_, done_;
-  ModuleEvents* events_ = nullptr;  // During progress().
+  ModuleEvents* events_ = nullptr;     // During progress().
+  std::atomic<bool> was_busy_{false};  // The last progress() had work of any kind.
 };
 
 // ---- Opening
@@ -567,12 +571,13 @@ bool UcxEngine::progress(ModuleEvents& events) noexcept {
   uint64_t wakes = 0;
   (void)!read(wakes_, &wakes, sizeof wakes);
   events_ = &events;
-  bool worked = false, is_armed = false;
+  bool worked = false, is_armed = false, is_busy = false;
   // Not for ever, so that timers get their turn.
   constexpr int kMostRounds = 64, kMostUcxRounds = 256;
   for (int round = 0; round < kMostRounds && !is_armed; ++round) {
     bool any = run_ucx(kMostUcxRounds);
     any = accept_connections() || any;
+    is_busy = is_busy || any;
     const bool told = tell_requests(events);
     const bool closed = close_peers(events);
     worked = worked || told || closed;
@@ -580,11 +585,18 @@ bool UcxEngine::progress(ModuleEvents& events) noexcept {
   }
   events_ = nullptr;
   if (!is_armed) wake();
+  was_busy_ = is_busy || worked;
   return worked;
 }
 
 void UcxEngine::wait(int64_t timeout_ns) noexcept {
   pollfd entry{epoll_, POLLIN, 0};
+  // Behind work comes more work: to sleep and to be woken costs both sides more than to look.
+  if (was_busy_ && timeout_ns != 0) {
+    for (const int64_t until = now_ns() + kLooksFor; now_ns() < until; sched_yield()) {
+      if (poll(&entry, 1, 0) != 0) return;
+    }
+  }
   const int64_t timeout = timeout_ns < 0 ? -1 : std::min<int64_t>(timeout_ns / kMilli + 1, INT_MAX);
   (void)poll(&entry, 1, timeout_ns == 0 ? 0 : static_cast<int>(timeout));
 }
