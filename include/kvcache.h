@@ -2472,6 +2472,11 @@ typedef struct kvc_recv_desc {
   /* The model_id that the sender must give; NULL: any. At most 255 bytes. */
   const char *KVC_NULLABLE model_id;
   const kvc_ext *KVC_NULLABLE ext; /* NULL */
+  /* Tensor parallelism: rank tp_rank of tp_size (0: 1) keeps an equal run of the KV heads; the
+   * senders are sender_tp_size ranks (0: as tp_size). One size divides the other. Where there are
+   * more senders than receivers, each sends its part with the same ticket, and the sequence is
+   * there when all have arrived. Latents (MLA) and states are whole on each rank. */
+  int32_t tp_rank, tp_size, sender_tp_size, reserved2;
 } kvc_recv_desc;
 
 typedef int32_t kvc_send_mode;
@@ -2499,6 +2504,7 @@ typedef struct kvc_send_desc {
   int64_t idle_ns;     /* As of the transport, for this transfer; negative: none. */
   const char *KVC_NULLABLE model_id; /* Name of the model and its weights; at most 255 bytes. */
   const kvc_ext *KVC_NULLABLE ext;   /* NULL */
+  int32_t tp_rank, tp_size; /* As in kvc_recv_desc, of the sender. */
 } kvc_send_desc;
 
 typedef int32_t kvc_transfer_state;
@@ -2536,14 +2542,16 @@ typedef struct kvc_transfer_info {
  *
  * Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
  *            KVC_E_NEVER_FITS        More pages than the cache has.
- * Misuse:    KVC_E_INVALID_ARGUMENT  num_tokens < 1, begin or cross_length < 0, model_id, seq < 0.
+ * Misuse:    KVC_E_INVALID_ARGUMENT  num_tokens < 1, begin or cross_length < 0, model_id, seq < 0;
+ *                                    tp_rank, tp_size, sender_tp_size.
  *            KVC_E_NOT_FOUND         begin > 0, and no such sequence.
  *            KVC_E_OUT_OF_RANGE      begin is not the length; limits of the configuration.
  *            KVC_E_INVALID_STATE     It has an uncommitted tree or is swapped out; the transport is
  *                                    closed.
  *            KVC_E_BUSY              A forward is open.
  *            KVC_E_UNSUPPORTED       No storage; a pool on CUDA; flags; more layer groups than a
- *                                    ticket of 4,096 bytes describes.
+ *                                    ticket of 4,096 bytes describes; KV heads that the senders
+ *                                    cannot share.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_transfer_recv(kvc_cache *cache, kvc_transport *transport,
                                      const kvc_recv_desc *desc, kvc_transfer **out,
@@ -2560,7 +2568,7 @@ KVC_API kvc_status kvc_transfer_ticket(const kvc_transfer *transfer, void *KVC_N
 /* Sends a sequence to the writer of a ticket. *out is owned by the caller: kvc_transfer_destroy.
  *
  * Expected:  KVC_E_PEER              Nobody listens at the address of the ticket.
- * Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; mode; model_id.
+ * Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; mode; model_id; tp_rank, tp_size.
  *            KVC_E_CORRUPT           The ticket is damaged.
  *            KVC_E_VERSION           The ticket is of another version.
  *            KVC_E_NOT_FOUND         No such sequence.

@@ -61,9 +61,13 @@ void note_news(TransferLink& link) noexcept { link.news.fetch_add(1, std::memory
 
 class ReceiveTransfer final : public Transfer, public ReceiveTarget {
  public:
-  ReceiveTransfer(const TransferId& id, CacheCore& core, std::shared_ptr<TransferLink> link,
-                  const Sequence& sequence, const ReceiveRequest& request)
-      : Transfer(id),
+  // The `part`-th of those that have this ticket's id.
+  ReceiveTransfer(const TransferId& id, int32_t part, CacheCore& core,
+                  std::shared_ptr<TransferLink> link, const Sequence& sequence,
+                  const ReceiveRequest& request)
+      : Transfer(id_of_part(id, part)),
+        ticket_id(id),
+        part(part),
         request(request),
         shape(shape_of(core, sequence, request.begin)),
         plan_(core.plan),
@@ -73,8 +77,19 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
     keys_ = sequence.history.keys;
   }
 
-  std::string layout() const { return page_format_text(plan_->spec(), 1); }
+  std::string layout() const { return page_format_text(plan_->spec(), request.ranks.num_ranks); }
+  // Throws UNSUPPORTED for heads that the senders cannot share.
+  void check_heads() const { (void)TransferChunks(*plan_, shape, shape, options(false)); }
+  // Both parts are of one sequence.
+  bool agrees_with(const ReceiveTransfer& other) const {
+    const SequenceImage &a = image, &b = other.image;
+    return a.history.keys == b.history.keys && a.history.ids == b.history.ids &&
+           a.window == b.window && a.sink == b.sink && a.lead.begin == b.lead.begin &&
+           a.lead.ahead == b.lead.ahead && a.segments.size() == b.segments.size();
+  }
 
+  const TransferId ticket_id;
+  const int32_t part;
   const ReceiveRequest request;
   const TransferShape shape;
   std::byte* state = nullptr;   // Memory of the state slot.
@@ -102,8 +117,8 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
     kept.clear();
     for (size_t group = 0; group < shape.groups.size(); ++group)
       kept.push_back(kept_by_both(shape.groups[group], hello.shape.groups[group]));
-    chunks_ = std::make_unique<TransferChunks>(
-        *plan_, shape, hello.shape, TransferChunks::Options{hello.is_by_layer, {}, true});
+    chunks_ =
+        std::make_unique<TransferChunks>(*plan_, shape, hello.shape, options(hello.is_by_layer));
     prefix_block_ = hello.prefix_block;
   }
 
@@ -169,6 +184,10 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
            static_cast<uint64_t>(shape.length) * kPerToken;
   }
 
+  TransferChunks::Options options(bool is_by_layer) const {
+    return {is_by_layer, {part, request.ranks.num_parts()}, part == 0};
+  }
+
   // The sender's blocks may have another number of tokens. Tokens whose ids are not known cannot be
   // cut anew: nothing is known of them then.
   void cut_anew(TokenHistory& history) const {
@@ -198,21 +217,25 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
 class SendTransfer final : public Transfer, public SendSource {
  public:
   // Holds nothing yet. Throws Error, std::bad_alloc.
-  SendTransfer(const Ticket& ticket, CacheCore& core, std::shared_ptr<TransferLink> link,
-               const Sequence& sequence, const SendRequest& request)
-      : Transfer(ticket.id),
+  // `part`: which of the receiver's senders this is.
+  SendTransfer(const Ticket& ticket, int32_t part, CacheCore& core,
+               std::shared_ptr<TransferLink> link, const Sequence& sequence,
+               const SendRequest& request)
+      : Transfer(id_of_part(ticket.id, part)),
         length(ticket.shape.length),
         pool_(core.pool),
         link_(std::move(link)),
         chunks_(*core.plan, ticket.shape, shape_of(core, sequence, ticket.shape.begin),
-                {request.as_computed, {}, true}) {
+                {request.as_computed,
+                 {ticket.ranks.rank % ticket.ranks.num_receivers(), ticket.ranks.num_receivers()},
+                 part == 0}) {
     hello_.shape = shape_of(core, sequence, ticket.shape.begin);
     hello_.shape.length = length;
     hello_.shape.cross_length = ticket.shape.cross_length;
     hello_.model_id = request.model_id;
     hello_.is_by_layer = request.as_computed;
     hello_.prefix_block = core.spec().prefix_block();
-    const std::string layout = page_format_text(core.spec(), 1);
+    const std::string layout = page_format_text(core.spec(), request.num_ranks);
     if (layout_fingerprint(layout) != ticket.fingerprint) hello_.layout = layout;
     groups_.resize(core.spec().groups.size());
     for (size_t index = 0; index < groups_.size(); ++index) {
@@ -436,7 +459,7 @@ class SendTransfer final : public Transfer, public SendSource {
 // ---- The cache's side
 
 struct CacheTransfers::Receiving {
-  std::shared_ptr<ReceiveTransfer> transfer;
+  std::vector<std::shared_ptr<ReceiveTransfer>> parts;  // One for each sender.
   std::shared_ptr<Transport> transport;
   std::unique_ptr<Sequence> before;  // The sequence as it was; null: it did not exist.
   HeldPages held;                    // Those of `before`, and the new state.
@@ -455,7 +478,9 @@ CacheTransfers::CacheTransfers(CacheCore& core, CacheForward& forward)
 }
 
 CacheTransfers::~CacheTransfers() {
-  for (const std::unique_ptr<Receiving>& one : receiving_) one->transport->quiesce(*one->transfer);
+  for (const std::unique_ptr<Receiving>& one : receiving_) {
+    for (const auto& part : one->parts) one->transport->quiesce(*part);
+  }
   for (const std::unique_ptr<Sending>& one : sending_) one->transport->quiesce(*one->transfer);
   core_.observer = nullptr;
   link_->owner = nullptr;
@@ -506,8 +531,8 @@ void CacheTransfers::undo(kvc_seq id, std::unique_ptr<Sequence> before) noexcept
   if (before != nullptr) core_.sequences.adopt(std::move(before));
 }
 
-std::shared_ptr<Transfer> CacheTransfers::receive(const std::shared_ptr<Transport>& transport,
-                                                  const ReceiveRequest& request) {
+std::vector<std::shared_ptr<Transfer>> CacheTransfers::receive(
+    const std::shared_ptr<Transport>& transport, const ReceiveRequest& request) {
   require_cpu(core_, "kvc_transfer_recv");
   core_.require_closed("receive");
   settle();
@@ -548,6 +573,8 @@ std::shared_ptr<Transfer> CacheTransfers::receive(const std::shared_ptr<Transpor
     for (PageTable& table : sequence->tables) table.owns_last = false;
   }
   core_.holds.push_back(&one->held);
+  std::vector<std::shared_ptr<Transfer>> made;
+  size_t num_begun = 0;
   try {
     reserve(request, is_new);
     StateSlot slot = kInitialState;
@@ -567,21 +594,34 @@ std::shared_ptr<Transfer> CacheTransfers::receive(const std::shared_ptr<Transpor
       one->held.states.push_back(slot);
     }
     Sequence& arriving = core_.sequences.get(request.seq);
-    one->transfer =
-        std::make_shared<ReceiveTransfer>(random_transfer_id(), core_, link_, arriving, request);
-    if (slot != kInitialState) one->transfer->state = core_.states.memory().slot(slot);
-    (void)ticket_of(*one->transfer, *transport);  // It may be too long.
-    transport->receive(one->transfer, request.lifetime, request.idle);
+    const TransferId id = random_transfer_id();
+    for (int32_t part = 0; part < request.ranks.num_parts(); ++part) {
+      made.push_back(one->parts.emplace_back(
+          std::make_shared<ReceiveTransfer>(id, part, core_, link_, arriving, request)));
+      one->parts.back()->check_heads();
+    }
+    if (slot != kInitialState) one->parts.front()->state = core_.states.memory().slot(slot);
+    (void)ticket_of(*one->parts.front(), *transport);  // It may be too long.
+    for (const auto& part : one->parts) {
+      std::vector<std::weak_ptr<Transfer>> siblings;
+      for (const auto& other : one->parts)
+        if (other != part) siblings.push_back(other);
+      part->set_siblings(std::move(siblings));
+    }
+    for (const auto& part : one->parts) {
+      transport->receive(part, request.lifetime, request.idle);
+      ++num_begun;
+    }
     arriving.is_arriving = true;
   } catch (...) {
+    for (size_t part = 0; part < num_begun; ++part) transport->quiesce(*one->parts[part]);
     if (core_.sequences.find(request.seq) != nullptr) undo(request.seq, std::move(one->before));
     drop(one->held);
     throw;
   }
   core_.note_pages_used();
-  std::shared_ptr<Transfer> transfer = one->transfer;
   receiving_.push_back(std::move(one));
-  return transfer;
+  return made;
 }
 
 std::vector<std::byte> CacheTransfers::ticket_of(const Transfer& transfer,
@@ -590,7 +630,8 @@ std::vector<std::byte> CacheTransfers::ticket_of(const Transfer& transfer,
   if (receive == nullptr)
     fail(KVC_E_INVALID_STATE, "the transfer sends: the receiving side has the ticket");
   Ticket ticket;
-  ticket.id = transfer.id();
+  ticket.id = receive->ticket_id;
+  ticket.ranks = receive->request.ranks;
   ticket.epoch = transport.epoch();
   ticket.engine = transport.engine_name();
   ticket.address = transport.address();
@@ -631,11 +672,24 @@ std::shared_ptr<Transfer> CacheTransfers::send(const std::shared_ptr<Transport>&
               "the receiver has another layout: %zu layer groups, the sender %zu",
               shape.groups.size(), core_.spec().groups.size());
   }
+  const TransferRanks& ranks = ticket.ranks;
+  if (request.num_ranks != ranks.num_sender_ranks) {
+    fail_with(KVC_E_INVALID_ARGUMENT, request.num_ranks,
+              "desc.tp_size = %d, the ticket waits for senders of %d ranks", request.num_ranks,
+              ranks.num_sender_ranks);
+  }
+  const int32_t first_rank = ranks.rank * ranks.num_parts() / ranks.num_receivers();
+  if (request.rank < first_rank || request.rank >= first_rank + ranks.num_parts()) {
+    fail_with(KVC_E_INVALID_ARGUMENT, request.rank,
+              "desc.tp_rank = %d, the ticket waits for ranks %d to %d", request.rank, first_rank,
+              first_rank + ranks.num_parts() - 1);
+  }
   const bool is_whole = sequence.length == shape.length;
   auto one = std::make_unique<Sending>();
   one->transport = transport;
   one->seq = request.seq;
-  one->transfer = std::make_shared<SendTransfer>(ticket, core_, link_, sequence, request);
+  one->transfer = std::make_shared<SendTransfer>(ticket, request.rank - first_rank, core_, link_,
+                                                 sequence, request);
   SendTransfer& transfer = *one->transfer;
   sending_.reserve(sending_.size() + 1);
   core_.holds.reserve(core_.holds.size() + 1);
@@ -771,7 +825,7 @@ void CacheTransfers::check_followed() noexcept {
 void CacheTransfers::take_state(Receiving& one, Sequence& sequence,
                                 const SequenceImage& image) noexcept {
   while (!sequence.checkpoints.empty() &&
-         sequence.checkpoints.back().position > one.transfer->shape.begin) {
+         sequence.checkpoints.back().position > one.parts.front()->shape.begin) {
     core_.states.drop_ref(sequence.checkpoints.back().slot);
     sequence.checkpoints.pop_back();
   }
@@ -786,7 +840,7 @@ void CacheTransfers::take_state(Receiving& one, Sequence& sequence,
 }
 
 void CacheTransfers::commit(Receiving& one) {
-  ReceiveTransfer& transfer = *one.transfer;
+  ReceiveTransfer& transfer = *one.parts.front();
   Sequence& sequence = core_.sequences.get(transfer.request.seq);
   const BytesRecount recount(core_.sequences, sequence);
   SequenceImage image = transfer.image;
@@ -797,10 +851,12 @@ void CacheTransfers::commit(Receiving& one) {
   sequence.checkpoints.reserve(sequence.checkpoints.size() + image.checkpoints.size());
   // Nothing throws from here on.
   sequence.is_arriving = false;
-  for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (!core_.group(group).is_cross)
-      core_.sequences.trimmer().keep_only(sequence, group, transfer.kept[group].sink_kept,
-                                          transfer.kept[group].kept_begin);
+  for (const auto& part : one.parts) {
+    for (size_t group = 0; group < sequence.tables.size(); ++group) {
+      if (!core_.group(group).is_cross)
+        core_.sequences.trimmer().keep_only(sequence, group, part->kept[group].sink_kept,
+                                            part->kept[group].kept_begin);
+    }
   }
   sequence.window = image.window;
   sequence.sink = image.sink;
@@ -821,6 +877,35 @@ void CacheTransfers::commit(Receiving& one) {
   core_.note_pages_used();
 }
 
+// Whether it is over. What one sender fails to send, the others have sent for nothing.
+bool CacheTransfers::settle_receiving(Receiving& one) {
+  const auto count = [&](TransferState state) {
+    return std::count_if(one.parts.begin(), one.parts.end(), [&](const auto& part) {
+      return one.transport->report(*part).state == state;
+    });
+  };
+  const auto give_up = [&](kvc_status status, const char* why) {
+    for (const auto& part : one.parts) one.transport->cancel(*part, status, text_of(why));
+  };
+  const auto num_parts = static_cast<std::ptrdiff_t>(one.parts.size());
+  if (count(TransferState::kArrived) == num_parts) {
+    const bool agree = std::all_of(one.parts.begin(), one.parts.end(), [&](const auto& part) {
+      return part->agrees_with(*one.parts.front());
+    });
+    if (agree) {
+      commit(one);
+      for (const auto& part : one.parts) one.transport->mark_done(*part);
+      return true;
+    }
+    give_up(KVC_E_INVALID_ARGUMENT, "the senders have sent other tokens or windows");
+  } else if (count(TransferState::kFailed) != 0) {
+    give_up(KVC_E_CANCELLED, "another sender of the sequence has failed");
+  }
+  if (count(TransferState::kFailed) != num_parts) return false;
+  undo(one.parts.front()->request.seq, std::move(one.before));
+  return true;
+}
+
 void CacheTransfers::try_settle() noexcept {
   try {
     settle();
@@ -836,13 +921,7 @@ void CacheTransfers::settle() {
   try {
     for (size_t i = 0; i < receiving_.size();) {
       Receiving& one = *receiving_[i];
-      const TransferState state = one.transport->report(*one.transfer).state;
-      if (state == TransferState::kArrived) {
-        commit(one);
-        one.transport->mark_done(*one.transfer);
-      } else if (state == TransferState::kFailed) {
-        undo(one.transfer->request.seq, std::move(one.before));
-      } else {
+      if (!settle_receiving(one)) {
         ++i;
         continue;
       }

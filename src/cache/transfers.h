@@ -37,6 +37,7 @@ struct ReceiveRequest {
   int32_t priority = 0;
   std::string model_id;
   int64_t lifetime = 0, idle = 0;  // Nanoseconds, as Transport::receive().
+  TransferRanks ranks;
 };
 
 struct SendRequest {
@@ -45,6 +46,7 @@ struct SendRequest {
   bool as_computed = false;  // Rows leave as forwards write them, up to the ticket's length.
   std::string model_id;
   int64_t lifetime = 0, idle = 0;
+  int32_t rank = 0, num_ranks = 1;  // Tensor-parallel.
 };
 
 class CacheTransfers final : private RowObserver {
@@ -56,8 +58,9 @@ class CacheTransfers final : private RowObserver {
   CacheTransfers& operator=(const CacheTransfers&) = delete;
 
   // Throws Error or std::bad_alloc; nothing has changed then.
-  std::shared_ptr<Transfer> receive(const std::shared_ptr<Transport>& transport,
-                                    const ReceiveRequest& request);
+  // One for each sender; all have the same ticket.
+  std::vector<std::shared_ptr<Transfer>> receive(const std::shared_ptr<Transport>& transport,
+                                                 const ReceiveRequest& request);
   std::shared_ptr<Transfer> send(const std::shared_ptr<Transport>& transport, const Ticket& ticket,
                                  const SendRequest& request);
   static std::vector<std::byte> ticket_of(const Transfer& transfer, const Transport& transport);
@@ -81,6 +84,7 @@ class CacheTransfers final : private RowObserver {
   void undo(kvc_seq id, std::unique_ptr<Sequence> before) noexcept;
   void take_state(Receiving& one, Sequence& sequence, const SequenceImage& image) noexcept;
   void commit(Receiving& one);
+  bool settle_receiving(Receiving& one);
   void drop(HeldPages& held) noexcept;
   void on_rows(int32_t local_layer) noexcept override;
   void on_abort() noexcept override;

@@ -15,7 +15,7 @@ struct kvc_transport {
 };
 
 struct kvc_transfer {
-  std::shared_ptr<kvc::Transfer> transfer;
+  std::vector<std::shared_ptr<kvc::Transfer>> parts;  // Received ones: one for each sender.
   std::shared_ptr<kvc::Transport> transport;
   std::shared_ptr<kvc::TransferLink> cache;
 };
@@ -107,6 +107,16 @@ kvc_transfer_state state_of(TransferState state) {
     case TransferState::kFailed: return KVC_TRANSFER_FAILED;
   }
   return KVC_TRANSFER_FAILED;
+}
+
+TransferReport report_of(const kvc_transfer& transfer) {
+  return transfer.transport->report(transfer.parts);
+}
+
+// Tensor-parallel ranks of a desc; 0: `fallback`.
+int32_t size_of_ranks(int32_t given, int32_t fallback, const char* name) {
+  check_least(given, 0, name);
+  return given == 0 ? fallback : given;
 }
 
 }  // namespace
@@ -215,13 +225,23 @@ kvc_status kvc_transfer_recv(kvc_cache* cache, kvc_transport* transport, const k
     request.cross_length = read.cross_length;
     request.publishes = (read.flags & KVC_TRANSFER_PUBLISH) != 0;
     request.priority = read.priority;
+    request.ranks.rank = read.tp_rank;
+    request.ranks.num_ranks = size_of_ranks(read.tp_size, 1, "desc.tp_size");
+    request.ranks.num_sender_ranks =
+        size_of_ranks(read.sender_tp_size, request.ranks.num_ranks, "desc.sender_tp_size");
+    if (!request.ranks.are_possible()) {
+      fail_with(KVC_E_INVALID_ARGUMENT, read.tp_rank,
+                "desc.tp_rank = %d, desc.tp_size = %d, desc.sender_tp_size = %d: expected a rank "
+                "below its size, at most 1,024 ranks, and one size that divides the other",
+                request.ranks.rank, request.ranks.num_ranks, request.ranks.num_sender_ranks);
+    }
     request.model_id = model_id_of(read.model_id);
     request.lifetime = read.deadline_ns;
     request.idle = read.idle_ns;
     auto made = std::make_unique<kvc_transfer>();
     made->transport = transport->transport;
     made->cache = call->transfers.link();
-    made->transfer = call->transfers.receive(made->transport, request);
+    made->parts = call->transfers.receive(made->transport, request);
     *out = made.release();
   });
 }
@@ -232,7 +252,7 @@ kvc_status kvc_transfer_ticket(const kvc_transfer* transfer, void* buf, size_t* 
     require(transfer, "transfer");
     require(len, "len");
     const std::vector<std::byte> ticket =
-        kvc::CacheTransfers::ticket_of(*transfer->transfer, *transfer->transport);
+        kvc::CacheTransfers::ticket_of(*transfer->parts.front(), *transfer->transport);
     kvc::write_array(ticket.data(), ticket.size(), static_cast<std::byte*>(buf), len, "buf");
   });
 }
@@ -261,6 +281,8 @@ kvc_status kvc_transfer_send(kvc_cache* cache, kvc_transport* transport, const k
     kvc::SendRequest request;
     request.seq = read.seq;
     request.begin = read.begin;
+    request.rank = read.tp_rank;
+    request.num_ranks = size_of_ranks(read.tp_size, 1, "desc.tp_size");
     request.as_computed = read.mode == KVC_SEND_AS_COMPUTED;
     request.model_id = model_id_of(read.model_id);
     request.lifetime = read.deadline_ns;
@@ -268,7 +290,7 @@ kvc_status kvc_transfer_send(kvc_cache* cache, kvc_transport* transport, const k
     auto made = std::make_unique<kvc_transfer>();
     made->transport = transport->transport;
     made->cache = call->transfers.link();
-    made->transfer = call->transfers.send(made->transport, ticket, request);
+    made->parts.push_back(call->transfers.send(made->transport, ticket, request));
     *out = made.release();
   });
 }
@@ -278,11 +300,11 @@ kvc_status kvc_transfer_query(const kvc_transfer* transfer, kvc_transfer_info* o
   return guard(err, [&] {
     require(transfer, "transfer");
     kvc::check_output(out, "out");
-    const TransferReport report = transfer->transport->report(*transfer->transfer);
+    const TransferReport report = report_of(*transfer);
     kvc_transfer_info info{};
     info.state = state_of(report.state);
     info.status = report.end.status;
-    info.is_receiving = transfer->transfer->is_receiving() ? 1 : 0;
+    info.is_receiving = transfer->parts.front()->is_receiving() ? 1 : 0;
     info.chunks_total = report.progress.chunks_total;
     info.chunks_done = report.progress.chunks_done;
     info.chunks_resent = report.progress.resent;
@@ -298,11 +320,11 @@ kvc_status kvc_transfer_wait(kvc_transfer* transfer, int64_t timeout_ns, kvc_err
   return guard(err, [&] {
     require(transfer, "transfer");
     kvc::Transport& transport = *transfer->transport;
-    (void)transport.wait(*transfer->transfer, timeout_ns);
-    TransferReport report = transport.report(*transfer->transfer);
-    if (transfer->transfer->is_receiving() && transfer->cache->owner != nullptr) {
+    (void)transport.wait(transfer->parts, timeout_ns);
+    TransferReport report = report_of(*transfer);
+    if (transfer->parts.front()->is_receiving() && transfer->cache->owner != nullptr) {
       transfer->cache->owner->settle();
-      report = transport.report(*transfer->transfer);
+      report = report_of(*transfer);
     }
     switch (report.state) {
       case TransferState::kDone: return;
@@ -329,8 +351,8 @@ kvc_status kvc_transfer_fence(const kvc_transfer* transfer, kvc_fence** out,
     require(transfer, "transfer");
     require(out, "out");
     auto fence = std::make_unique<kvc_fence>();
-    fence->is_open = [transport = transfer->transport, one = transfer->transfer] {
-      const TransferState state = transport->report(*one).state;
+    fence->is_open = [transport = transfer->transport, parts = transfer->parts] {
+      const TransferState state = transport->report(parts).state;
       return state < TransferState::kArrived || state == TransferState::kEnding;
     };
     *out = fence.release();
@@ -340,13 +362,16 @@ kvc_status kvc_transfer_fence(const kvc_transfer* transfer, kvc_fence** out,
 kvc_status kvc_transfer_cancel(kvc_transfer* transfer, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(transfer, "transfer");
-    transfer->transport->cancel(*transfer->transfer, KVC_E_CANCELLED, "the transfer was cancelled");
+    for (const auto& part : transfer->parts)
+      transfer->transport->cancel(*part, KVC_E_CANCELLED, "the transfer was cancelled");
   });
 }
 
 void kvc_transfer_destroy(kvc_transfer* transfer) noexcept {
   if (transfer == nullptr) return;
-  if (transfer->transport->report(*transfer->transfer).state != TransferState::kArrived)
-    transfer->transport->cancel(*transfer->transfer, KVC_E_CANCELLED, "its handle was destroyed");
+  if (report_of(*transfer).state != TransferState::kArrived) {
+    for (const auto& part : transfer->parts)
+      transfer->transport->cancel(*part, KVC_E_CANCELLED, "its handle was destroyed");
+  }
   delete transfer;
 }

@@ -35,6 +35,7 @@ enum TicketTag : uint32_t {
   kAddress,
   kFingerprint,
   kTicketShape,
+  kRanks,
 };
 
 enum ShapeTag : uint32_t { kBegin = 1, kLength, kCrossLength, kGroups, kPageSizes };
@@ -120,6 +121,15 @@ TransferId random_transfer_id() {
   return id;
 }
 
+TransferId id_of_part(const TransferId& id, int32_t part) {
+  TransferId made = id;
+  uint32_t last = 0;
+  std::memcpy(&last, made.bytes.data() + made.bytes.size() - sizeof last, sizeof last);
+  last += static_cast<uint32_t>(part);
+  std::memcpy(made.bytes.data() + made.bytes.size() - sizeof last, &last, sizeof last);
+  return made;
+}
+
 const char* message_name(MessageKind kind) {
   switch (kind) {
     case MessageKind::kHello: return "HELLO";
@@ -191,6 +201,7 @@ std::vector<std::byte> encode(const Ticket& ticket) {
   out.text(kAddress, ticket.address);
   out.text(kFingerprint, ticket.fingerprint);
   out.record(kTicketShape, written(ticket.shape));
+  out.bytes(kRanks, &ticket.ranks, sizeof ticket.ranks);
   std::vector<std::byte> bytes = framed(kTicketMagic, out);
   if (bytes.size() > kMostTicketBytes)
     fail(KVC_E_UNSUPPORTED, "a ticket of %zu bytes, at most %zu: %zu layer groups", bytes.size(),
@@ -209,9 +220,14 @@ Ticket decode_ticket(std::span<const std::byte> bytes) {
       case kAddress: ticket.address = in.text(); break;
       case kFingerprint: ticket.fingerprint = in.text(); break;
       case kTicketShape: ticket.shape = read_shape(in.record("the shape of the ticket")); break;
+      case kRanks: ticket.ranks = in.value<TransferRanks>(); break;
       default: in.skip();
     }
   }
+  const TransferRanks& ranks = ticket.ranks;
+  if (!ranks.are_possible())
+    fail(KVC_E_CORRUPT, "a ticket is of rank %d of %d, for %d senders", ranks.rank, ranks.num_ranks,
+         ranks.num_sender_ranks);
   return ticket;
 }
 

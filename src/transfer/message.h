@@ -34,6 +34,8 @@ struct TransferId {
   auto operator<=>(const TransferId&) const = default;
 };
 TransferId random_transfer_id();  // Throws IO.
+// The id of the part that one of several senders has.
+TransferId id_of_part(const TransferId& id, int32_t part);
 
 enum class MessageKind : uint8_t {
   kHello = 1,
@@ -90,6 +92,27 @@ struct TransferShape {
   std::vector<int32_t> page_sizes;  // [layer group] Tokens per page.
 };
 
+// Tensor-parallel ranks of both sides: each keeps the same number of KV heads, ascending.
+struct TransferRanks {
+  int32_t rank = 0, num_ranks = 1;  // The receiver's.
+  int32_t num_sender_ranks = 1;
+
+  bool are_possible() const {
+    constexpr int32_t kMostRanks = 1024;
+    return num_ranks >= 1 && num_ranks <= kMostRanks && rank >= 0 && rank < num_ranks &&
+           num_sender_ranks >= 1 && num_sender_ranks <= kMostRanks &&
+           (num_ranks % num_sender_ranks == 0 || num_sender_ranks % num_ranks == 0);
+  }
+  // Senders of one receiver.
+  int32_t num_parts() const {
+    return num_sender_ranks > num_ranks ? num_sender_ranks / num_ranks : 1;
+  }
+  // Receivers of one sender.
+  int32_t num_receivers() const {
+    return num_ranks > num_sender_ranks ? num_ranks / num_sender_ranks : 1;
+  }
+};
+
 // What a receiver gives to its sender by way of the host program.
 struct Ticket {
   TransferId id;
@@ -98,6 +121,7 @@ struct Ticket {
   std::string address;      // Where the receiver is.
   std::string fingerprint;  // Fingerprint of page_format_text().
   TransferShape shape;
+  TransferRanks ranks;
 };
 
 constexpr size_t kMostTicketBytes = 4096;

@@ -83,8 +83,8 @@ void Transport::send(const std::shared_ptr<Transfer>& transfer, const Ticket& ti
     TransferLimits limits = options_.limits;
     if (idle != 0) limits.idle = idle < 0 ? kNever : idle;
     auto sender =
-        std::make_unique<Sender>(transfer->source(), ticket.id, epoch_, ticket.epoch, found->second,
-                                 limits, engine_->now(), deadline_of(lifetime));
+        std::make_unique<Sender>(transfer->source(), transfer->id(), epoch_, ticket.epoch,
+                                 found->second, limits, engine_->now(), deadline_of(lifetime));
     start(transfer);
     transfer->sender_ = std::move(sender);
     flush(transfer);
@@ -155,9 +155,39 @@ TransferReport Transport::report(const Transfer& transfer) const {
   return report_locked(transfer);
 }
 
-bool Transport::wait(const Transfer& transfer, int64_t timeout) {
+TransferReport Transport::report(const std::vector<std::shared_ptr<Transfer>>& parts) const {
+  const std::lock_guard lock(mutex_);
+  return report_locked(parts);
+}
+
+TransferReport Transport::report_locked(const std::vector<std::shared_ptr<Transfer>>& parts) const {
+  TransferReport all;
+  bool has_failed = false, is_over = true;
+  TransferState least = TransferState::kDone, most = TransferState::kWaiting;
+  for (const std::shared_ptr<Transfer>& part : parts) {
+    TransferReport one = report_locked(*part);
+    all.progress.chunks_total += one.progress.chunks_total;
+    all.progress.chunks_done += one.progress.chunks_done;
+    all.progress.bytes_total += one.progress.bytes_total;
+    all.progress.bytes_done += one.progress.bytes_done;
+    all.progress.resent += one.progress.resent;
+    if (one.end.status != KVC_OK && !has_failed) all.end = std::move(one.end);
+    has_failed |= one.state == TransferState::kEnding || one.state == TransferState::kFailed;
+    is_over &= one.state >= TransferState::kArrived && one.state != TransferState::kEnding;
+    least = std::min(least, one.state);
+    most = std::max(most, one.state);
+  }
+  if (has_failed) {
+    all.state = is_over ? TransferState::kFailed : TransferState::kEnding;
+  } else {
+    all.state = least == TransferState::kWaiting && most != least ? TransferState::kRunning : least;
+  }
+  return all;
+}
+
+bool Transport::wait(const std::vector<std::shared_ptr<Transfer>>& parts, int64_t timeout) {
   const auto is_ready = [&] {
-    const TransferState state = report_locked(transfer).state;
+    const TransferState state = report_locked(parts).state;
     return state >= TransferState::kArrived && state != TransferState::kEnding;
   };
   std::unique_lock lock(mutex_);
@@ -186,7 +216,12 @@ void Transport::cancel(Transfer& transfer, kvc_status status, const std::string&
   try {
     const std::lock_guard lock(mutex_);
     const auto found = transfers_.find({transfer.id(), transfer.receiver_ != nullptr});
-    if (found == transfers_.end()) return;
+    if (found == transfers_.end()) {
+      // What has arrived over a transport that is gone.
+      if (is_shut_ && transfer.receiver_ != nullptr && !transfer.is_done_)
+        transfer.receiver_->cancel(status, text, 0);
+      return;
+    }
     const std::shared_ptr<Transfer> one = found->second;
     if (one->receiver_ != nullptr) one->receiver_->cancel(status, text, engine_->now());
     if (one->sender_ != nullptr) one->sender_->cancel(status, text, engine_->now());
@@ -213,6 +248,10 @@ void Transport::mark_done(Transfer& transfer) noexcept {
 }
 
 void Transport::quiesce(Transfer& transfer) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (is_shut_) return;
+  }
   cancel(transfer, KVC_E_CANCELLED, "the cache of the transfer is gone");
   std::unique_lock lock(mutex_);
   if (is_over(transfer) || is_shut_) return;
@@ -296,6 +335,12 @@ void Transport::settle(const std::shared_ptr<Transfer>& transfer) noexcept {
         transfer->sender_ != nullptr && transfer->sender_->state() == Sender::State::kDone;
     ++(is_sent ? counters_.transfers_done : counters_.transfers_failed);
     transfer->has_ended_ = true;
+    const bool has_failed =
+        transfer->receiver_ != nullptr && transfer->receiver_->is_over() && !transfer->is_done_;
+    for (const std::weak_ptr<Transfer>& weak : transfer->siblings_) {
+      const std::shared_ptr<Transfer> sibling = weak.lock();
+      if (has_failed && sibling != nullptr && !is_over(*sibling)) sibling->is_given_up_ = true;
+    }
     bury(*transfer);
     transfers_.erase({transfer->id(), transfer->receiver_ != nullptr});
   } else if (arrived && !transfer->has_told_) {
@@ -444,6 +489,10 @@ void Transport::run_timers() {
   for (auto next = transfers_.begin(); next != transfers_.end();) {
     const std::shared_ptr<Transfer> transfer = (next++)->second;  // flush() may erase it.
     if (next_time_of(*transfer) > now) continue;
+    if (std::exchange(transfer->is_given_up_, false)) {
+      transfer->receiver_->cancel(KVC_E_CANCELLED,
+                                  text_of("another sender of the sequence has failed"), now);
+    }
     if (transfer->receiver_ != nullptr) transfer->receiver_->on_time(now);
     if (transfer->sender_ != nullptr) transfer->sender_->on_time(now);
     flush(transfer);
@@ -464,6 +513,7 @@ bool Transport::run_once() {
 }
 
 int64_t Transport::next_time_of(const Transfer& transfer) {
+  if (transfer.is_given_up_) return 0;
   if (transfer.receiver_ != nullptr) return transfer.receiver_->next_time();
   return transfer.sender_ != nullptr ? transfer.sender_->next_time() : kNever;
 }
@@ -525,7 +575,7 @@ bool Transport::close(int64_t timeout) {
   bool all = true;
   for (const std::shared_ptr<Transfer>& transfer : open) {
     const int64_t left = until == kNever ? -1 : std::max<int64_t>(0, until - engine_->now());
-    if (wait(*transfer, left)) continue;
+    if (wait({transfer}, left)) continue;
     all = false;
     quiesce(*transfer);
   }

@@ -35,6 +35,10 @@ class Transfer {
 
   bool is_receiving() const { return target() != nullptr; }
   const TransferId& id() const { return id_; }
+  // Transfers that are of no use without this one: when it fails, they end too. Before start().
+  void set_siblings(std::vector<std::weak_ptr<Transfer>> siblings) {
+    siblings_ = std::move(siblings);
+  }
 
  protected:
   explicit Transfer(const TransferId& id) : id_(id) {}
@@ -48,6 +52,7 @@ class Transfer {
   friend class Transport;
 
   TransferId id_;
+  std::vector<std::weak_ptr<Transfer>> siblings_;
   // Set by the transport.
   std::unique_ptr<Receiver> receiver_;
   std::unique_ptr<Sender> sender_;
@@ -56,9 +61,10 @@ class Transfer {
   std::vector<uint32_t> ready_;
   bool is_all_ready_ = false;
   std::atomic<bool> has_ready_{false};
-  bool has_told_ = false;   // The cache knows that it has arrived.
-  bool has_ended_ = false;  // The cache knows that it is over.
-  bool is_done_ = false;    // The cache has made it an ordinary sequence.
+  bool is_given_up_ = false;  // A sibling has failed.
+  bool has_told_ = false;     // The cache knows that it has arrived.
+  bool has_ended_ = false;    // The cache knows that it is over.
+  bool is_done_ = false;      // The cache has made it an ordinary sequence.
 };
 
 struct TransferReport {
@@ -107,9 +113,11 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   // is sent meanwhile. Throws std::bad_alloc.
   void advance(Transfer& transfer, const std::vector<uint32_t>& chunks, bool is_all);
   TransferReport report(const Transfer& transfer) const;
+  // Several that are one for the caller: as far as the last of them; failed when one is.
+  TransferReport report(const std::vector<std::shared_ptr<Transfer>>& parts) const;
   // Until it is over or has arrived. Drives the engine itself where there is no thread. False: the
   // time is over.
-  bool wait(const Transfer& transfer, int64_t timeout);
+  bool wait(const std::vector<std::shared_ptr<Transfer>>& parts, int64_t timeout);
   void cancel(Transfer& transfer, kvc_status status, const std::string& text) noexcept;
   // What has arrived is a sequence now.
   void mark_done(Transfer& transfer) noexcept;
@@ -171,6 +179,7 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   static int64_t next_time_of(const Transfer& transfer);
   static PeerId peer_of(const Transfer& transfer);
   TransferReport report_locked(const Transfer& transfer) const;
+  TransferReport report_locked(const std::vector<std::shared_ptr<Transfer>>& parts) const;
   static bool is_over(const Transfer& transfer);
   void run_thread();
   int64_t deadline_of(int64_t lifetime) const;

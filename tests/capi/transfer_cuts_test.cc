@@ -1,5 +1,7 @@
 // Transfers of rows while they are computed, and into pages of another size.
+#include <algorithm>
 #include <functional>
+#include <memory>
 #include <thread>
 
 #include "tests/capi/transfers.h"
@@ -340,6 +342,259 @@ TEST(TransfersCutAnew, BlocksOfTheReceiverArePublished) {
     }
     expect_sound(second);
   }
+}
+
+// ---- Tensor parallelism
+
+constexpr int32_t kAllHeads = 4;
+
+// Rank `rank` of `size`, with its part of the heads of each layer.
+struct Rank {
+  Rank(int32_t rank, int32_t size, int32_t page_size)
+      : rank(rank), size(size), net({attention_layer(), attention_layer(8), kept_layer(5)}, 256) {
+    for (kvc_layer& layer : net.layers) layer.num_q_heads = layer.num_kv_heads = kAllHeads / size;
+    net.config.page_size = page_size;
+    cache = std::make_unique<Cache>(net.config);
+  }
+  // As append_pattern, with the numbers of this rank's heads.
+  void append(int64_t count, const std::vector<int32_t>& ids = {}) {
+    (void)kvc_seq_add(cache->get(), 1, nullptr);
+    const int64_t length = length_of(*cache, 1);
+    Request request{{1}, {count}};
+    request.tokens = ids;
+    kvc_error error{};
+    ASSERT_EQ(cache->begin_with(request, &error), KVC_OK) << error.message;
+    for (int32_t layer = 0; layer < 3; ++layer) {
+      const kvc_layer_info info = layer_of(*cache, layer);
+      LayerRows rows(info, count);
+      const int64_t first = int64_t{rank} * info.num_kv_heads;
+      int64_t half = 0;
+      for (HostTensor* tensor : {&rows.k, &rows.v}) {
+        tensor->for_each([&](int64_t token, int64_t head, int64_t d, int64_t) {
+          tensor->set(pattern(7, layer, half, length + token, first + head, d), token, head, d);
+        });
+        ++half;
+      }
+      const kvc_status status =
+          kvc_kv_append(cache->forward, layer, rows.k.dl(), rows.v.dl(), &error);
+      ASSERT_EQ(status, KVC_OK) << error.message;
+    }
+    cache->finish();
+  }
+
+  int32_t rank, size;
+  Net net;
+  std::unique_ptr<Cache> cache;
+};
+
+kvc_recv_desc rank_recv_desc(int32_t rank, int32_t size, int32_t sender_size, int64_t length) {
+  kvc_recv_desc desc = recv_desc(1, length);
+  desc.tp_rank = rank;
+  desc.tp_size = size;
+  desc.sender_tp_size = sender_size;
+  return desc;
+}
+
+void send_from(Rank& rank, const Bytes& ticket, const TestTransport& transport, kvc_send_mode mode,
+               TestTransfer* out) {
+  kvc_send_desc send = send_desc(1, ticket);
+  send.mode = mode;
+  send.tp_rank = rank.rank;
+  send.tp_size = rank.size;
+  expect_ok([&](kvc_error* err) {
+    return kvc_transfer_send(rank.cache->get(), transport.get(), &send, out->out(), err);
+  });
+}
+
+TEST(TransfersOfRanks, EachRankGetsItsHeads) {
+  constexpr int64_t kLength = 43;
+  for (const auto& [from_size, to_size] :
+       {std::pair{2, 1}, {4, 1}, {4, 2}, {2, 2}, {1, 2}, {1, 4}, {2, 4}}) {
+    for (const int32_t page_size : {4, 12}) {
+      for (const kvc_send_mode mode : {KVC_SEND_NOW, KVC_SEND_AS_COMPUTED}) {
+        SCOPED_TRACE(std::to_string(from_size) + " ranks to " + std::to_string(to_size) +
+                     ", pages of 4 to " + std::to_string(page_size) + ", mode " +
+                     std::to_string(mode));
+        std::vector<std::unique_ptr<Rank>> from, to;
+        for (int32_t rank = 0; rank < from_size; ++rank)
+          from.push_back(std::make_unique<Rank>(rank, from_size, 4));
+        for (int32_t rank = 0; rank < to_size; ++rank)
+          to.push_back(std::make_unique<Rank>(rank, to_size, page_size));
+        for (auto& rank : from) rank->append(mode == KVC_SEND_NOW ? kLength : 6);
+        const TestTransport transport;
+        std::vector<std::unique_ptr<TestTransfer>> receiving, sending;
+        for (auto& rank : to) {
+          overwrite_free_pages(*rank->cache);
+          const kvc_recv_desc desc = rank_recv_desc(rank->rank, to_size, from_size, kLength);
+          receiving.push_back(std::make_unique<TestTransfer>());
+          expect_ok([&](kvc_error* err) {
+            return kvc_transfer_recv(rank->cache->get(), transport.get(), &desc,
+                                     receiving.back()->out(), err);
+          });
+          const Bytes ticket = receiving.back()->ticket();
+          for (auto& sender : from) {
+            const int32_t least = std::max(from_size, to_size);
+            if (sender->rank * (least / from_size) / (least / to_size) != rank->rank &&
+                rank->rank * (least / to_size) / (least / from_size) != sender->rank)
+              continue;
+            sending.push_back(std::make_unique<TestTransfer>());
+            send_from(*sender, ticket, transport, mode, sending.back().get());
+          }
+        }
+        EXPECT_EQ(sending.size(), static_cast<size_t>(std::max(from_size, to_size)));
+        for (auto& rank : from) {
+          if (mode == KVC_SEND_AS_COMPUTED) rank->append(30);
+          if (mode == KVC_SEND_AS_COMPUTED) rank->append(7);
+        }
+        for (const auto& one : sending)
+          expect_ok([&](kvc_error* err) { return one->wait(60 * kSecond, err); });
+        for (const auto& one : receiving)
+          expect_ok([&](kvc_error* err) { return one->wait(60 * kSecond, err); });
+        for (auto& rank : to) {
+          Rank oracle(rank->rank, to_size, page_size);
+          oracle.append(kLength);
+          for (int32_t layer = 0; layer < 3; ++layer) {
+            const int64_t begin = layer == 1 ? kLength - 7 : 0;
+            const kvc_layer_info info = layer_of(*rank->cache, layer);
+            LayerRows mine(info, kLength - begin), expected(info, kLength - begin);
+            const auto read = [&](Cache& cache, LayerRows& found) {
+              expect_ok([&](kvc_error* err) {
+                return kvc_debug_get_layer(cache.get(), 1, layer, begin, kLength, found.k.dl(),
+                                           found.v_or_null(), nullptr, err);
+              });
+            };
+            read(*rank->cache, mine);
+            read(*oracle.cache, expected);
+            EXPECT_TRUE(mine.k.same_bytes(expected.k)) << "K of layer " << layer;
+            EXPECT_TRUE(mine.v.same_bytes(expected.v)) << "V of layer " << layer;
+          }
+          rank->append(9);
+          expect_sound(*rank->cache);
+        }
+        for (auto& rank : from) expect_sound(*rank->cache);
+      }
+    }
+  }
+}
+
+// Each rank keeps all of a latent, and of a state.
+TEST(TransfersOfRanks, LatentsAndStatesComeFromTheFirst) {
+  std::vector<int64_t> shape{2, 3};
+  std::vector<kvc_state_spec> specs{state_spec(shape)};
+  Net net({mla_layer(), state_layer(specs)}, 64);
+  for (const auto& [from_size, to_size] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
+    Cache first(net.config), second(net.config), to(net.config);
+    append_pattern(first, 1, 21, 7);
+    append_pattern(second, 1, 21, 7);
+    const TestTransport transport;
+    TestTransfer receiving, one, other;
+    const kvc_recv_desc desc = rank_recv_desc(to_size - 1, to_size, from_size, 21);
+    expect_ok([&](kvc_error* err) {
+      return kvc_transfer_recv(to.get(), transport.get(), &desc, receiving.out(), err);
+    });
+    const Bytes ticket = receiving.ticket();
+    kvc_send_desc send = send_desc(1, ticket);
+    send.tp_size = from_size;
+    send.tp_rank = from_size - 1;
+    expect_ok([&](kvc_error* err) {
+      return kvc_transfer_send(second.get(), transport.get(), &send, other.out(), err);
+    });
+    if (from_size > to_size) {
+      send.tp_rank = 0;
+      expect_ok([&](kvc_error* err) {
+        return kvc_transfer_send(first.get(), transport.get(), &send, one.out(), err);
+      });
+      expect_ok([&](kvc_error* err) { return one.wait(60 * kSecond, err); });
+      EXPECT_EQ(other.info().bytes_total, 0u);
+    }
+    expect_ok([&](kvc_error* err) { return other.wait(60 * kSecond, err); });
+    expect_ok([&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+    EXPECT_EQ(file_difference(first, to, 1), "");
+    expect_sound(to);
+  }
+}
+
+// One of two senders gives up: nothing has arrived, whatever the other one was told.
+TEST(TransfersOfRanks, WhatOneSenderFailsToSendIsNotThere) {
+  for (const bool first_is_whole : {true, false}) {
+    Rank first(0, 2, 4), second(1, 2, 4), to(0, 1, 4);
+    first.append(20);
+    second.append(20);
+    const TestTransport transport;
+    TestTransfer receiving, one, other;
+    const kvc_recv_desc desc = rank_recv_desc(0, 1, 2, 20);
+    expect_ok([&](kvc_error* err) {
+      return kvc_transfer_recv(to.cache->get(), transport.get(), &desc, receiving.out(), err);
+    });
+    const Bytes ticket = receiving.ticket();
+    send_from(first_is_whole ? first : second, ticket, transport, KVC_SEND_NOW, &one);
+    expect_ok([&](kvc_error* err) { return one.wait(60 * kSecond, err); });
+    EXPECT_EQ(receiving.info().state, KVC_TRANSFER_RUNNING);
+    EXPECT_EQ(kvc_seq_pop(to.cache->get(), 1, 0, nullptr), KVC_E_BUSY);
+    // The same rank again, and one that is none.
+    kvc_send_desc send = send_desc(1, ticket);
+    send.tp_size = 2;
+    send.tp_rank = 2;
+    expect_error(KVC_E_INVALID_ARGUMENT, {"desc.tp_rank = 2", "ranks 0 to 1"}, [&](kvc_error* err) {
+      return kvc_transfer_send(first.cache->get(), transport.get(), &send, other.out(), err);
+    });
+    send.tp_size = 0;
+    expect_error(KVC_E_INVALID_ARGUMENT, {"desc.tp_size = 1", "2 ranks"}, [&](kvc_error* err) {
+      return kvc_transfer_send(first.cache->get(), transport.get(), &send, other.out(), err);
+    });
+    // A sender of other tokens.
+    Rank& late = first_is_whole ? second : first;
+    ASSERT_EQ(kvc_seq_set_window(late.cache->get(), 1, 30, 2, nullptr), KVC_OK);
+    send_from(late, ticket, transport, KVC_SEND_NOW, &other);
+    EXPECT_EQ(other.wait(), KVC_OK);
+    expect_error(KVC_E_INVALID_ARGUMENT, {"other tokens or windows"},
+                 [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+    EXPECT_EQ(kvc_cache_is_empty(to.cache->get()), 1);
+    expect_sound(*to.cache);
+
+    TestTransfer again, left, never;
+    expect_ok([&](kvc_error* err) {
+      return kvc_transfer_recv(to.cache->get(), transport.get(), &desc, again.out(), err);
+    });
+    const Bytes next = again.ticket();
+    send_from(first, next, transport, KVC_SEND_NOW, &left);
+    expect_ok([&](kvc_error* err) { return left.wait(60 * kSecond, err); });
+    ASSERT_EQ(kvc_seq_pop(second.cache->get(), 1, 20, nullptr), KVC_OK);
+    send_from(second, next, transport, KVC_SEND_AS_COMPUTED, &never);
+    ASSERT_EQ(kvc_seq_remove(second.cache->get(), 1, nullptr), KVC_OK);
+    (void)kvc_cache_trim(second.cache->get(), nullptr, nullptr);
+    EXPECT_EQ(never.wait(), KVC_E_CANCELLED);
+    EXPECT_EQ(again.wait(), KVC_E_CANCELLED);
+    EXPECT_EQ(kvc_cache_is_empty(to.cache->get()), 1);
+    for (Rank* rank : {&first, &second, &to}) expect_sound(*rank->cache);
+  }
+}
+
+TEST(TransfersOfRanks, HeadsAndRanksThatDoNotFitAreRefused) {
+  Rank to(0, 1, 4), half(0, 2, 4);
+  half.append(5);
+  const TestTransport transport;
+  TestTransfer receiving, sending;
+  const auto refused = [&](kvc_status status, const kvc_recv_desc& desc,
+                           std::initializer_list<const char*> parts) {
+    expect_error(status, parts, [&](kvc_error* err) {
+      return kvc_transfer_recv(to.cache->get(), transport.get(), &desc, receiving.out(), err);
+    });
+    EXPECT_EQ(kvc_cache_is_empty(to.cache->get()), 1);
+    expect_sound(*to.cache);
+  };
+  refused(KVC_E_INVALID_ARGUMENT, rank_recv_desc(1, 1, 1, 5), {"desc.tp_rank = 1"});
+  refused(KVC_E_INVALID_ARGUMENT, rank_recv_desc(-1, 1, 1, 5), {"desc.tp_rank = -1"});
+  refused(KVC_E_INVALID_ARGUMENT, rank_recv_desc(0, -1, 1, 5), {"desc.tp_size = -1"});
+  refused(KVC_E_INVALID_ARGUMENT, rank_recv_desc(0, 2, 3, 5), {"desc.sender_tp_size = 3"});
+  refused(KVC_E_INVALID_ARGUMENT, rank_recv_desc(0, 1, 2048, 5), {"desc.sender_tp_size = 2048"});
+  refused(KVC_E_UNSUPPORTED, rank_recv_desc(0, 1, 3, 5), {"4 KV heads", "3 ranks"});
+  // Half of the heads, from a sender that says it has all of them.
+  const kvc_recv_desc desc = recv_desc(1, 5);
+  begin_transfer(*half.cache, 1, *to.cache, desc, transport.get(), transport.get(), &sending,
+                 &receiving);
+  expect_error(KVC_E_UNSUPPORTED, {"layers[0].num_kv_heads is 2 in the sender, 4 in the receiver"},
+               [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
 }
 
 }  // namespace

@@ -180,7 +180,7 @@ void run(Input& input) {
   request.seq = kArriving;
   request.num_tokens = kTokens;
   request.publishes = input.one_in(2);
-  const std::shared_ptr<Transfer> receiving = model.transfers().receive(transport, request);
+  const std::shared_ptr<Transfer> receiving = model.transfers().receive(transport, request).front();
   Bytes ticket_bytes = CacheTransfers::ticket_of(*receiving, *transport);
   const Ticket ticket = decode_ticket(ticket_bytes);
 

@@ -327,7 +327,7 @@ class TransferRun {
     (void)kvc_cache_trim(receiver_->get(), nullptr, nullptr);  // What has ended is over.
     const int64_t before = receiver_->used();
     try {
-      one.receiving = receiver_->cache().transfers.receive(to_, request);
+      one.receiving = receiver_->cache().transfers.receive(to_, request).front();
     } catch (const Error& error) {
       ++coverage_["receive"][error.status()];
       if (error.status() != KVC_E_NO_PAGES) throw;
@@ -599,7 +599,7 @@ TEST(TransfersWithoutMemory, EndWholeOrNotAtAll) {
       bool has_failed = false, is_refused = false;
       try {
         arm(0);
-        receiving = target.cache().transfers.receive(to, receive);
+        receiving = target.cache().transfers.receive(to, receive).front();
         has_failed |= disarm_allocation_failure();
         const Ticket ticket = decode_ticket(CacheTransfers::ticket_of(*receiving, *to));
         arm(1);

@@ -407,15 +407,21 @@ class Cache(DebugAccess):
         deadline: float | None = 30,
         idle: float | None = 0,
         model_id: str | None = None,
+        tp_rank: SupportsIndex = 0,
+        tp_size: SupportsIndex = 0,
+        sender_tp_size: SupportsIndex = 0,
     ) -> Transfer:
         """Reserve room for a sequence that another cache sends: its `ticket` goes to the sender's `send`.
 
         `seq`: a new id, or with `begin` a sequence that has the first `begin` tokens already, as `prefix.attach` makes one: they do not travel.
         `cross_length`: encoder tokens. `publish`: the prefix index learns what arrives. `deadline`: seconds for all of it; None: none. `idle`:
-        seconds without a word of the sender; 0: the transport's.
+        seconds without a word of the sender; 0: the transport's. `tp_rank` of `tp_size` (0: 1): the tensor-parallel rank whose KV heads this
+        cache has; `sender_tp_size` (0: as tp_size): ranks of the senders. One size divides the other. Where there are more senders, each
+        sends its part with the same ticket, and the sequence is there when all have arrived.
         """
         times = (nanoseconds("deadline", deadline), nanoseconds("idle", idle))
-        desc = (1 if publish else 0, seq, begin, num_tokens, cross_length, *times, priority, model_id)
+        ranks = (tp_rank, tp_size, sender_tp_size)
+        desc = (1 if publish else 0, seq, begin, num_tokens, cross_length, *times, priority, model_id, *ranks)
         return Transfer(_capi.kvc_transfer_recv(self._handle, transport._handle, desc), self._handle)
 
     def send(
@@ -429,13 +435,17 @@ class Cache(DebugAccess):
         deadline: float | None = 30,
         idle: float | None = 0,
         model_id: str | None = None,
+        tp_rank: SupportsIndex = 0,
+        tp_size: SupportsIndex = 0,
     ) -> Transfer:
         """Send a sequence to the cache that wrote the ticket. It stays here as it is, and may be used, changed and removed meanwhile.
 
         as_computed: the coming forwards compute tokens of the ticket, and rows leave layer by layer as they are written. The end comes with
         the forward that brings the last token. One that is aborted, or a sequence that is removed, popped or shifted before, ends the transfer.
+        tp_rank, tp_size: the tensor-parallel rank that this cache has the KV heads of; see `receive`.
         """
-        desc = (seq, begin, ticket, int(bool(as_computed)), nanoseconds("deadline", deadline), nanoseconds("idle", idle), model_id)
+        limits = (nanoseconds("deadline", deadline), nanoseconds("idle", idle))
+        desc = (seq, begin, ticket, int(bool(as_computed)), *limits, model_id, tp_rank, tp_size)
         return Transfer(_capi.kvc_transfer_send(self._handle, transport._handle, desc), None)
 
     def __reduce__(self) -> NoReturn:

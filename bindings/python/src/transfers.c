@@ -65,8 +65,8 @@ int kvcpy_transport_desc_in(PyObject *object, kvc_transport_desc *d) {
 
 int kvcpy_recv_desc_in(PyObject *object, kvc_recv_desc *d) {
   memset(d, 0, sizeof *d);
-  if (!PyTuple_Check(object) || PyTuple_Size(object) != 9)
-    return kvcpy_refuse_type("desc", "9 settings of a transfer", object);
+  if (!PyTuple_Check(object) || PyTuple_Size(object) != 12)
+    return kvcpy_refuse_type("desc", "12 settings of a transfer", object);
   d->struct_size = sizeof *d;
   if (kvcpy_uint64_in(PyTuple_GetItem(object, 0), &d->flags, "flags") ||
       kvcpy_int64_in(PyTuple_GetItem(object, 1), &d->seq, "seq") ||
@@ -76,7 +76,10 @@ int kvcpy_recv_desc_in(PyObject *object, kvc_recv_desc *d) {
       kvcpy_int64_in(PyTuple_GetItem(object, 5), &d->deadline_ns, "deadline") ||
       kvcpy_int64_in(PyTuple_GetItem(object, 6), &d->idle_ns, "idle") ||
       kvcpy_int32_in(PyTuple_GetItem(object, 7), &d->priority, "priority") ||
-      kvcpy_optional_in(object, 8, kvcpy_text_in, &d->model_id, "model_id"))
+      kvcpy_optional_in(object, 8, kvcpy_text_in, &d->model_id, "model_id") ||
+      kvcpy_int32_in(PyTuple_GetItem(object, 9), &d->tp_rank, "tp_rank") ||
+      kvcpy_int32_in(PyTuple_GetItem(object, 10), &d->tp_size, "tp_size") ||
+      kvcpy_int32_in(PyTuple_GetItem(object, 11), &d->sender_tp_size, "sender_tp_size"))
     return -1;
   return 0;
 }
@@ -84,8 +87,8 @@ int kvcpy_recv_desc_in(PyObject *object, kvc_recv_desc *d) {
 int kvcpy_send_desc_in(PyObject *object, kvc_send_desc *d) {
   const char *ticket = NULL;
   memset(d, 0, sizeof *d);
-  if (!PyTuple_Check(object) || PyTuple_Size(object) != 7)
-    return kvcpy_refuse_type("desc", "7 settings of a transfer", object);
+  if (!PyTuple_Check(object) || PyTuple_Size(object) != 9)
+    return kvcpy_refuse_type("desc", "9 settings of a transfer", object);
   d->struct_size = sizeof *d;
   if (kvcpy_int64_in(PyTuple_GetItem(object, 0), &d->seq, "seq") ||
       kvcpy_int64_in(PyTuple_GetItem(object, 1), &d->begin, "begin") ||
@@ -93,7 +96,9 @@ int kvcpy_send_desc_in(PyObject *object, kvc_send_desc *d) {
       kvcpy_int32_in(PyTuple_GetItem(object, 3), &d->mode, "as_computed") ||
       kvcpy_int64_in(PyTuple_GetItem(object, 4), &d->deadline_ns, "deadline") ||
       kvcpy_int64_in(PyTuple_GetItem(object, 5), &d->idle_ns, "idle") ||
-      kvcpy_optional_in(object, 6, kvcpy_text_in, &d->model_id, "model_id"))
+      kvcpy_optional_in(object, 6, kvcpy_text_in, &d->model_id, "model_id") ||
+      kvcpy_int32_in(PyTuple_GetItem(object, 7), &d->tp_rank, "tp_rank") ||
+      kvcpy_int32_in(PyTuple_GetItem(object, 8), &d->tp_size, "tp_size"))
     return -1;
   d->ticket = ticket;
   return 0;

@@ -63,6 +63,13 @@ pub struct ReceiveOptions {
     pub idle: Duration,
     /// The name of the model that the sender must give; `None`: any.
     pub model_id: Option<String>,
+    /// The tensor-parallel rank whose KV heads this cache has.
+    pub tp_rank: i32,
+    /// Tensor-parallel ranks of the receivers; 0: 1.
+    pub tp_size: i32,
+    /// Those of the senders; 0: as `tp_size`. One size divides the other. Where there are more senders, each sends
+    /// its part with the same ticket, and the sequence is there when all have arrived.
+    pub sender_tp_size: i32,
 }
 
 impl ReceiveOptions {
@@ -86,6 +93,10 @@ pub struct SendOptions {
     pub idle: Duration,
     /// Name of the model and its weights.
     pub model_id: Option<String>,
+    /// The tensor-parallel rank whose KV heads this cache has.
+    pub tp_rank: i32,
+    /// Tensor-parallel ranks of the senders; 0: 1.
+    pub tp_size: i32,
 }
 
 /// What a transfer does.
@@ -307,6 +318,9 @@ impl CacheRef {
             idle_ns: limit_ns(options.idle),
             priority: options.priority,
             model_id: optional(&model_id),
+            tp_rank: options.tp_rank,
+            tp_size: options.tp_size,
+            sender_tp_size: options.sender_tp_size,
             ..Default::default()
         };
         // SAFETY: exclusive; texts that live as long as the call, one output.
@@ -335,6 +349,8 @@ impl CacheRef {
             deadline_ns: limit_ns(options.deadline),
             idle_ns: limit_ns(options.idle),
             model_id: optional(&model_id),
+            tp_rank: options.tp_rank,
+            tp_size: options.tp_size,
             ..Default::default()
         };
         // SAFETY: exclusive; bytes and texts that live as long as the call, one output.

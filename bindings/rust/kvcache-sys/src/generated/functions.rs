@@ -1540,14 +1540,16 @@ extern "C" {
     ///
     /// Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
     ///            KVC_E_NEVER_FITS        More pages than the cache has.
-    /// Misuse:    KVC_E_INVALID_ARGUMENT  num_tokens < 1, begin or cross_length < 0, model_id, seq < 0.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  num_tokens < 1, begin or cross_length < 0, model_id, seq < 0;
+    ///                                    tp_rank, tp_size, sender_tp_size.
     ///            KVC_E_NOT_FOUND         begin > 0, and no such sequence.
     ///            KVC_E_OUT_OF_RANGE      begin is not the length; limits of the configuration.
     ///            KVC_E_INVALID_STATE     It has an uncommitted tree or is swapped out; the transport is
     ///                                    closed.
     ///            KVC_E_BUSY              A forward is open.
     ///            KVC_E_UNSUPPORTED       No storage; a pool on CUDA; flags; more layer groups than a
-    ///                                    ticket of 4,096 bytes describes.
+    ///                                    ticket of 4,096 bytes describes; KV heads that the senders
+    ///                                    cannot share.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_transfer_recv(
@@ -1578,7 +1580,7 @@ extern "C" {
     /// *out is owned by the caller: kvc_transfer_destroy.
     ///
     /// Expected:  KVC_E_PEER              Nobody listens at the address of the ticket.
-    /// Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; mode; model_id.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  No ticket; begin; mode; model_id; tp_rank, tp_size.
     ///            KVC_E_CORRUPT           The ticket is damaged.
     ///            KVC_E_VERSION           The ticket is of another version.
     ///            KVC_E_NOT_FOUND         No such sequence.

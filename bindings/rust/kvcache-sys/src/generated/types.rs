@@ -1391,6 +1391,26 @@ pub struct kvc_recv_desc {
     pub model_id: *const c_char,
     /// NULL.
     pub ext: *const kvc_ext,
+    /// Tensor parallelism: rank tp_rank of tp_size (0: 1) keeps an equal run of the KV heads; the
+    /// senders are sender_tp_size ranks (0: as tp_size). One size divides the other. Where there
+    /// are more senders than receivers, each sends its part with the same ticket, and the sequence
+    /// is there when all have arrived. Latents (MLA) and states are whole on each rank.
+    pub tp_rank: i32,
+    /// Tensor parallelism: rank tp_rank of tp_size (0: 1) keeps an equal run of the KV heads; the
+    /// senders are sender_tp_size ranks (0: as tp_size). One size divides the other. Where there
+    /// are more senders than receivers, each sends its part with the same ticket, and the sequence
+    /// is there when all have arrived. Latents (MLA) and states are whole on each rank.
+    pub tp_size: i32,
+    /// Tensor parallelism: rank tp_rank of tp_size (0: 1) keeps an equal run of the KV heads; the
+    /// senders are sender_tp_size ranks (0: as tp_size). One size divides the other. Where there
+    /// are more senders than receivers, each sends its part with the same ticket, and the sequence
+    /// is there when all have arrived. Latents (MLA) and states are whole on each rank.
+    pub sender_tp_size: i32,
+    /// Tensor parallelism: rank tp_rank of tp_size (0: 1) keeps an equal run of the KV heads; the
+    /// senders are sender_tp_size ranks (0: as tp_size). One size divides the other. Where there
+    /// are more senders than receivers, each sends its part with the same ticket, and the sequence
+    /// is there when all have arrived. Latents (MLA) and states are whole on each rank.
+    pub reserved2: i32,
 }
 
 kinds! {
@@ -1430,6 +1450,10 @@ pub struct kvc_send_desc {
     pub model_id: *const c_char,
     /// NULL.
     pub ext: *const kvc_ext,
+    /// As in kvc_recv_desc, of the sender.
+    pub tp_rank: i32,
+    /// As in kvc_recv_desc, of the sender.
+    pub tp_size: i32,
 }
 
 kinds! {
