@@ -224,6 +224,10 @@ type ReceiveOptions struct {
 	Deadline    time.Duration // for all of it, from now on; 0: 30 s
 	Idle        time.Duration // the sender said nothing for so long; 0: as of the transport
 	ModelID     string        // the name that the sender must give; "": any
+	// Tensor parallelism: this cache has the KV heads of rank TPRank of TPSize (0: 1), the senders are SenderTPSize
+	// ranks (0: as TPSize). One size divides the other. Where there are more senders, each sends its part with the
+	// same ticket, and the sequence is there when all have arrived.
+	TPRank, TPSize, SenderTPSize int
 }
 
 // SendOptions say how a sequence is sent. Deadline and Idle: negative: none.
@@ -236,6 +240,8 @@ type SendOptions struct {
 	Deadline   time.Duration // for all of it, from now on; 0: 30 s
 	Idle       time.Duration // the receiver said nothing for so long; 0: as of the transport
 	ModelID    string        // name of the model and its weights; "": none
+	// The tensor-parallel rank whose KV heads this cache has; see ReceiveOptions.
+	TPRank, TPSize int
 }
 
 // Receive reserves room for a sequence and waits for its sender, who needs the Ticket. Until all of it is here,
@@ -250,6 +256,11 @@ func (c *Cache) Receive(t *Transport, options ReceiveOptions) (*Transfer, error)
 		return nil, err
 	}
 	defer C.free(unsafe.Pointer(model))
+	ranks, err := indices([]string{"options.TPRank", "options.TPSize", "options.SenderTPSize"},
+		[]int{options.TPRank, options.TPSize, options.SenderTPSize})
+	if err != nil {
+		return nil, err
+	}
 	desc := C.kvc_recv_desc{
 		seq:          C.int64_t(options.Seq),
 		begin:        C.int64_t(options.Begin),
@@ -259,6 +270,8 @@ func (c *Cache) Receive(t *Transport, options ReceiveOptions) (*Transfer, error)
 		idle_ns:      C.int64_t(options.Idle),
 		priority:     priority,
 		model_id:     model,
+
+		tp_rank: ranks[0], tp_size: ranks[1], sender_tp_size: ranks[2],
 	}
 	if options.Publish {
 		desc.flags = C.KVC_TRANSFER_PUBLISH
@@ -276,12 +289,18 @@ func (c *Cache) Send(t *Transport, seq int64, ticket []byte, options SendOptions
 		return nil, err
 	}
 	defer C.free(unsafe.Pointer(model))
+	ranks, err := indices([]string{"options.TPRank", "options.TPSize"}, []int{options.TPRank, options.TPSize})
+	if err != nil {
+		return nil, err
+	}
 	desc := C.kvc_send_desc{
 		seq:         C.int64_t(seq),
 		begin:       C.int64_t(options.Begin),
 		deadline_ns: C.int64_t(options.Deadline),
 		idle_ns:     C.int64_t(options.Idle),
 		model_id:    model,
+
+		tp_rank: ranks[0], tp_size: ranks[1],
 	}
 	if options.AsComputed {
 		desc.mode = C.KVC_SEND_AS_COMPUTED
@@ -290,6 +309,18 @@ func (c *Cache) Send(t *Transport, seq int64, ticket []byte, options SendOptions
 	return c.transfer(t, false, func(out *C.uintptr_t) *C.kvc_error {
 		return C.shim_transfer_send(c.lib.api, c.h, t.h, &desc, data, size, out)
 	})
+}
+
+// indices is index for several options.
+func indices(names []string, values []int) ([]C.int32_t, error) {
+	made := make([]C.int32_t, len(values))
+	for i, value := range values {
+		var err error
+		if made[i], err = index(names[i], value); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
 }
 
 func (c *Cache) transfer(t *Transport, receives bool, call func(*C.uintptr_t) *C.kvc_error) (*Transfer, error) {

@@ -152,6 +152,35 @@ func TestRowsLeaveAsTheyAreComputed(t *testing.T) {
 	}
 }
 
+func TestTwoRanksSendTheirHeadsToOneAndGetThemBack(t *testing.T) {
+	transport := newTransport(t, kvcache.TransportOptions{})
+	heads := func(count int) *kvcache.Cache {
+		layer := kvcache.Layer{NumKVHeads: count, KDim: 8, KDType: kvcache.F32}
+		return newCache(t, &kvcache.Config{Layers: []kvcache.Layer{layer, layer}, NumPages: 16, NumThreads: 1})
+	}
+	ranks, whole, again := []*kvcache.Cache{heads(1), heads(1)}, heads(2), heads(1)
+	arriving := receive(t, whole, transport, kvcache.ReceiveOptions{Seq: 4, NumTokens: 30, SenderTPSize: 2, Publish: true})
+	for rank, cache := range ranks {
+		ok(t, cache.AddSeq(4))
+		extend(t, cache, 4, 1, 8, upTo(0, 30))
+		leaving := send(t, cache, transport, 4, arriving, kvcache.SendOptions{TPRank: rank, TPSize: 2})
+		ok(t, leaving.Wait(anyWhile(t)))
+	}
+	ok(t, arriving.Wait(anyWhile(t)))
+	arriving = receive(t, again, transport,
+		kvcache.ReceiveOptions{Seq: 4, NumTokens: 30, TPRank: 1, TPSize: 2, SenderTPSize: 1, Publish: true})
+	leaving := send(t, whole, transport, 4, arriving, kvcache.SendOptions{})
+	ok(t, leaving.Wait(anyWhile(t)))
+	ok(t, arriving.Wait(anyWhile(t)))
+	if !bytes.Equal(file(t, ranks[1], 4), file(t, again, 4)) {
+		t.Error("the files differ")
+	}
+	for _, cache := range []*kvcache.Cache{ranks[0], ranks[1], whole, again} {
+		ok(t, cache.Check())
+		ok(t, cache.Close())
+	}
+}
+
 func TestTokensThatTheReceiverHasDoNotTravel(t *testing.T) {
 	transport := newTransport(t, kvcache.TransportOptions{})
 	from, to := newCache(t, small()), newCache(t, small())

@@ -132,6 +132,42 @@ def test_rows_leave_as_they_are_computed_and_fit_pages_of_another_size(cache, rn
     cache.check()
 
 
+def test_two_ranks_send_their_heads_to_one(transport):
+    def rank(heads):
+        layer = kvcache.Layer(num_q_heads=heads, num_kv_heads=heads, k_dim=8, dtype="float32")
+        return kvcache.Cache(layers=[layer] * 2, page_size=4, num_pages=16, num_threads=1)
+
+    rows = np.random.default_rng(3).standard_normal((2, 9, 4, 8), dtype=np.float32)
+    senders = [rank(2), rank(2)]
+    with rank(4) as whole, rank(4) as oracle:
+        for cache, begin, end in ((oracle, 0, 4), (senders[0], 0, 2), (senders[1], 2, 4)):
+            cache.add(1)
+            with cache.forward([1], [9]) as forward:
+                for layer in range(2):
+                    part = np.ascontiguousarray(rows[layer, :, begin:end])
+                    forward.append(layer, part, part)
+        receiving = whole.receive(transport, 1, 9, sender_tp_size=2)
+        with pytest.raises(kvcache.InvalidArgument, match="tp_size = 1"):
+            senders[0].send(transport, 1, receiving.ticket)
+        sending = [cache.send(transport, 1, receiving.ticket, tp_rank=i, tp_size=2) for i, cache in enumerate(senders)]
+        for one in (*sending, receiving):
+            one.wait(60)
+        assert whole.save([1]) == oracle.save([1])
+        # And back: each rank gets its half.
+        for i, cache in enumerate(senders):
+            back = cache.receive(transport, 2, 9, tp_rank=i, tp_size=2, sender_tp_size=1)
+            whole.send(transport, 1, back.ticket).wait(60)
+            back.wait(60)
+            cache.remove(1)
+            cache.fork(2, 1)
+            cache.remove(2)
+            again = whole.receive(transport, 3 + i, 9, sender_tp_size=2)
+            again.cancel()
+            cache.check()
+    for cache in senders:
+        cache.close()
+
+
 def test_a_waiting_thread_lets_others_use_the_cache(cache, rng, transport):
     cache.add(1)
     step(cache, [1], [6], qkv(rng, 6))

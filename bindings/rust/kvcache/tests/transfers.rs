@@ -108,6 +108,36 @@ fn rows_leave_as_they_are_computed_and_fit_pages_of_another_size() {
 }
 
 #[test]
+fn two_ranks_send_their_heads_to_one_and_get_them_back() {
+    let transport = transport();
+    let heads = |count: i32| of(&Layer::attention(count, count, 8).dtype(DType::F32), 16);
+    let (mut first, mut second, mut whole) = (heads(1), heads(1), heads(2));
+    for cache in [&mut first, &mut second] {
+        cache.add(4).unwrap();
+        grow(cache, 4, 30, 1, 8, &[]);
+    }
+    let mut options = ReceiveOptions::new(4, 30);
+    options.sender_tp_size = 2;
+    let arriving = whole.receive(&transport, &options).unwrap();
+    let ticket = arriving.ticket().unwrap();
+    for (rank, cache) in [(0, &mut first), (1, &mut second)] {
+        let mut options = SendOptions::default();
+        let error = cache.send(&transport, 4, 0, &ticket, &options).unwrap_err();
+        assert_eq!(error.status(), Status::InvalidArgument, "{error}");
+        (options.tp_rank, options.tp_size) = (rank, 2);
+        let leaving = cache.send(&transport, 4, 0, &ticket, &options).unwrap();
+        cache.wait_transfer(&leaving, LONG).unwrap();
+    }
+    whole.wait_transfer(&arriving, LONG).unwrap();
+    let mut again = heads(1);
+    let mut options = ReceiveOptions::new(4, 30);
+    (options.tp_rank, options.tp_size, options.sender_tp_size) = (1, 2, 1);
+    send(&mut whole, &mut again, &transport, &options).unwrap();
+    assert!(again.save(&[4], None).unwrap() == second.save(&[4], None).unwrap());
+    whole.check().unwrap();
+}
+
+#[test]
 fn tokens_that_the_receiver_has_do_not_travel() {
     let (mut from, mut to, transport) = (small(), small(), transport());
     let ids: Vec<i32> = (0..12).collect();
