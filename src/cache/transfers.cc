@@ -431,7 +431,7 @@ class SendTransfer final : public Transfer, public SendSource {
       const std::byte* from = nullptr;
       if (group.pages[place] != kNoPage) {
         from = pool.base + group.pages[place] * pool.page_stride + part.offset;
-      } else if (!group.last.empty() && (place + 1) * group.page_size > group.stored) {
+      } else if ((place + 1) * group.page_size > group.stored && !group.last.empty()) {
         from = group.last.data() + part.packed;
       }
       const auto bytes = static_cast<size_t>((next - token) * part.row_bytes);
