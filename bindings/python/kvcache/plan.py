@@ -161,7 +161,8 @@ def plan_for(
     budget = _bytes_of(memory)
     if budget < 1:  # 0 would be a plan without a limit
         raise InvalidArgument(f"memory: expected a positive size, got {memory!r}")
-    config = Config.from_hf(model_config, byte_budget=budget, **limits)
+    limits["byte_budget"] = budget
+    config = Config.from_hf(model_config, **limits)
     asked = config.max_seq_len
     while True:
         try:

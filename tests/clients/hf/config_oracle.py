@@ -15,14 +15,12 @@ import concurrent.futures
 import inspect
 import itertools
 import json
-import logging
 import math
 import os
 import pathlib
 import re
 import sys
 import textwrap
-import warnings
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -31,6 +29,7 @@ sys.path.insert(0, str(ROOT / "bindings" / "python" / "tests" / "hf"))
 import shrunk  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
+import written  # noqa: E402
 from transformers import AutoConfig, DynamicCache, EncoderDecoderCache  # noqa: E402
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
@@ -260,7 +259,7 @@ def text_type(values):
 
 
 def compare(model_type, class_name, ways):
-    quiet()
+    written.quiet()
     values = readable(model_type, class_name)
     refusal = None
     try:
@@ -289,7 +288,7 @@ def compare(model_type, class_name, ways):
 
 # The list of the documentation --------------------------------------------------------------------
 
-BEGIN, END = "<!-- Written by tests/clients/hf/config_oracle.py --write -->\n", "<!-- End of what config_oracle.py writes -->\n"
+BLOCK = written.Block("tests/clients/hf/config_oracle.py", "config_oracle.py")
 
 
 def wrapped(text):
@@ -324,17 +323,6 @@ def report(outcomes):
     return "\n\n".join(blocks) + "\n"
 
 
-def with_list(text, written):
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + written + "\n" + END + rest.split(END)[1]
-
-
-def quiet():
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("types", nargs="*")
@@ -342,10 +330,10 @@ def main():
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    quiet()
+    written.quiet()
     tasks = [task for task in model_classes().items() if not options.types or task[0] in options.types]
     outcomes = []
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, initializer=quiet) as pool:
+    with concurrent.futures.ProcessPoolExecutor(options.jobs, initializer=written.quiet) as pool:
         for one in pool.map(compare, *zip(*tasks), itertools.repeat(WAYS[2:] if options.small else WAYS)):
             outcomes.append(one)
             shown = one.layers if options.types and not one.reason else one.reason or one.layers[:60]
@@ -359,7 +347,7 @@ def main():
             print(f"at least {LEAST_SERVED} equal and at most {MOST_UNSEEN} without an oracle are wanted", file=sys.stderr)
             return 1
         text = DOCS.read_text()
-        changed = with_list(text, report(outcomes))
+        changed = BLOCK.replaced(text, report(outcomes))
         if options.write:
             DOCS.write_text(changed)
         elif changed != text:

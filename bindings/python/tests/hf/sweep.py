@@ -12,20 +12,19 @@ without padding, or without a burst, where transformers' own cache does not take
 import argparse
 import concurrent.futures
 import inspect
-import logging
 import os
 import pathlib
 import re
 import sys
 import textwrap
 import traceback
-import warnings
 from dataclasses import dataclass
 
 import families
 import shrunk
 import torch
 import transformers
+import written
 from steps import FLOAT32
 from transformers import DynamicCache, EncoderDecoderCache
 
@@ -263,18 +262,7 @@ def report(outcomes):
     return "\n\n".join(blocks) + "\n"
 
 
-BEGIN, END = "<!-- Written by bindings/python/tests/hf/sweep.py --write -->\n", "<!-- End of what sweep.py writes -->\n"
-
-
-def with_lists(text, lists):
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + lists + "\n" + END + rest.split(END)[1]
-
-
-def quiet():
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
+BLOCK = written.Block("bindings/python/tests/hf/sweep.py", "sweep.py")
 
 
 def main():
@@ -283,11 +271,11 @@ def main():
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    quiet()
+    written.quiet()
     tasks = [(model_type, kind, name, bool(options.types)) for (model_type, kind), name in shrunk.types().items()
              if not options.types or model_type in options.types]
     outcomes = []
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, initializer=quiet) as pool:
+    with concurrent.futures.ProcessPoolExecutor(options.jobs, initializer=written.quiet) as pool:
         for found in pool.map(sweep, *zip(*tasks)):
             outcomes += found
             for one in found:
@@ -296,7 +284,7 @@ def main():
     print(f"{len(tasks)} types, {len(wrong)} neither equal nor refused")
     if not options.types:
         text = DOCS.read_text()
-        changed = with_lists(text, report(outcomes))
+        changed = BLOCK.replaced(text, report(outcomes))
         if options.write:
             DOCS.write_text(changed)
         elif changed != text:
