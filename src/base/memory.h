@@ -36,8 +36,8 @@ class ReservedMemory {
   void use_small_pages(int64_t begin, int64_t end) noexcept;
   // Advises huge pages for what is first written from now on.
   void use_huge_pages(int64_t begin, int64_t end) noexcept;
-  // Moves small pages inside [begin, end), which advises huge pages, to huge ones. Others may read
-  // and write them meanwhile. Needs has_collapse(). Takes about a millisecond per huge page.
+  // Moves small pages inside [begin, end), which advises huge pages, to huge ones, about a
+  // millisecond each. Others may read and write them meanwhile. Needs has_collapse().
   void collapse(int64_t begin, int64_t end) noexcept;
   // Makes [begin, end), widened to whole pages, readable and writable; it is zero at first. Throws
   // NO_MEMORY.

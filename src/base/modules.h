@@ -7,7 +7,10 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <string>
+
+#include "kvcache.h"
 
 namespace kvc {
 
@@ -22,6 +25,18 @@ struct Module {
   const char* file;    // "libkvcache_cuda.so"
   const char* symbol;  // Returns the table.
   uint32_t table_bytes;
+};
+
+// Why something failed in a module, where nothing is thrown.
+struct ModuleFailure {
+  kvc_status status = KVC_E_IO;
+  int32_t sys_code = 0;
+  char text[240] = "";
+
+  template <typename... Args>
+  void set(const char* format, Args... args) noexcept {
+    std::snprintf(text, sizeof text, format, args...);
+  }
 };
 
 // Null, and `why` (nullable), unless `table` is of this library's version. `name` for messages.

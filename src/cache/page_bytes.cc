@@ -276,7 +276,8 @@ void PageBytes::write(int32_t layer, const DLTensor* ids, const DLTensor* in, Ca
   std::vector<int64_t> order(static_cast<size_t>(rows.count));
   for (int64_t row = 0; row < rows.count; ++row) order[row] = row;
   settle_key_leads(core_);
-  core_.sequences.for_each([](Sequence& sequence) { sequence.followed = 0; });
+  if (core_.observer != nullptr)
+    core_.sequences.for_each([](Sequence& sequence) { sequence.followed = 0; });
   std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     return rows.id(a) != rows.id(b) ? rows.id(a) < rows.id(b) : a < b;
   });

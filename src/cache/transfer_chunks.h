@@ -1,8 +1,8 @@
 // The chunks of a transfer: which rows of which pages travel in which message.
 //
-// Both sides derive them from the shapes of the sequence on either side, in pages of the receiver:
-// what arrives lands in its place. Pages of a sender may have another size, and keep other heads.
-// What lies between the rows of a page belongs to nobody and does not travel.
+// Both sides derive them from the shapes of the sequence on either side, in pages of the receiver,
+// so that payloads land in their place. Pages of a sender may have another size, and keep other
+// heads. Bytes between the rows of a page belong to nobody and do not travel.
 #pragma once
 
 #include <cstdint>

@@ -83,9 +83,14 @@ class ReceiveTransfer final : public Transfer, public ReceiveTarget {
   // Both parts are of one sequence.
   bool agrees_with(const ReceiveTransfer& other) const {
     const SequenceImage &a = image, &b = other.image;
+    const auto is_same = [](const PositionSegment& one, const PositionSegment& two) {
+      return one.begin == two.begin && one.offset == two.offset;
+    };
     return a.history.keys == b.history.keys && a.history.ids == b.history.ids &&
            a.window == b.window && a.sink == b.sink && a.lead.begin == b.lead.begin &&
-           a.lead.ahead == b.lead.ahead && a.segments.size() == b.segments.size();
+           a.lead.ahead == b.lead.ahead &&
+           std::equal(a.segments.begin(), a.segments.end(), b.segments.begin(), b.segments.end(),
+                      is_same);
   }
 
   const TransferId ticket_id;

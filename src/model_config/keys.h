@@ -27,8 +27,8 @@ struct KeyedLayers {
 // INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED.
 KeyedLayers read_keyed_layers(const Fields& config, Model& model);
 
-// The entry of a layer that attends, with its window or chunk. Throws INVALID_ARGUMENT for a layer
-// that slides where the configuration has no window.
+// The entry of a layer that attends, with its window or chunk. Throws INVALID_ARGUMENT where the
+// layer slides and the configuration has no window.
 kvc_layer attention_of(const Fields& config, const Model& model, const KeyedLayers& layers,
                        size_t index);
 

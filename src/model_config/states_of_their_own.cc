@@ -53,8 +53,8 @@ void read_inkling(const Fields& config, Model& model) {
   add_hybrids(config, states, model);
 }
 
-// Compressed convolutional attention (arXiv:2510.04476): two convolutions over Q and K in a row,
-// and the half of V that is a token late.
+// Compressed convolutional attention (arXiv:2510.04476): two convolutions over Q and K, one behind
+// the other, beside the half of V with a token's delay.
 void read_zaya(const Fields& config, Model& model) {
   const int64_t taps = config.integer_or("cca_time0", 2, 1, kMaxKernel) +
                        config.integer_or("cca_time1", 2, 1, kMaxKernel) - 1;

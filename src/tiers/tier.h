@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <span>
 #include <string>
 
@@ -22,17 +21,8 @@ using TierTime = std::chrono::steady_clock::time_point;
 
 enum class TierResult : int32_t { kOk, kMiss, kFailed, kTimeout };
 
-// Why something failed, for the log and for the error of kvc_tier_attach.
-struct TierFailure {
-  kvc_status status = KVC_E_IO;
-  int32_t sys_code = 0;
-  char text[240] = "";
-
-  template <typename... Args>
-  void set(const char* format, Args... args) noexcept {
-    std::snprintf(text, sizeof text, format, args...);
-  }
-};
+// For the log and for the error of kvc_tier_attach.
+using TierFailure = ModuleFailure;
 
 // A value begins with its head (src/tiers/value.h), which a tier hands out without the rest.
 struct TierPut {

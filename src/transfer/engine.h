@@ -1,8 +1,8 @@
 // What moves messages between processes: the interface of engines.
 //
-// An engine is two-sided: the receiver says where a payload goes when it has its header. A payload
-// that nobody waits for is refused before a byte lands. One that also has put() is one-sided: its
-// peers write registered memory without asking.
+// An engine is two-sided: the receiver says where a payload goes when it has its header, and
+// refuses one for which nobody waits before a byte lands. An engine with put() is one-sided too:
+// its peers write registered memory without asking.
 //
 // An engine belongs to one Transport, which calls all but wake() under its own lock, from any
 // thread. Callbacks run inside progress() alone.

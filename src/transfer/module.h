@@ -4,27 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <memory>
 #include <span>
 
-#include "kvcache.h"
 #include "src/base/modules.h"
 #include "src/transfer/engine.h"
 
 namespace kvc {
 
-// Why something failed, for the error of the call.
-struct TransferFailure {
-  kvc_status status = KVC_E_IO;
-  int32_t sys_code = 0;
-  char text[240] = "";
-
-  template <typename... Args>
-  void set(const char* format, Args... args) noexcept {
-    std::snprintf(text, sizeof text, format, args...);
-  }
-};
+// For the error of the call.
+using TransferFailure = ModuleFailure;
 
 // TransferEvents without exceptions. The ranges of on_message() are copied before it is called
 // again.
@@ -65,8 +54,8 @@ struct TransferModule {
 
 // Whether the engine "ucx" can be loaded.
 bool has_ucx_engine();
-// Engine "ucx" of libkvcache_transport_ucx.so. Throws UNSUPPORTED where there is no such module, or
-// what the module has to say. `address`: nullable.
+// Engine "ucx" of libkvcache_transport_ucx.so. Throws UNSUPPORTED where there is no such module,
+// and the module's own failure. `address`: nullable.
 std::unique_ptr<TransferEngine> open_ucx_engine(const char* address);
 
 }  // namespace kvc

@@ -40,7 +40,7 @@ void Sender::on_ready(const std::vector<uint32_t>& chunks, bool is_all) {
     chunks_[chunk].is_ready = chunks_[chunk].is_queued = true;
   }
   is_all_ready_ = is_all_ready_ || is_all;
-  has_news_ = true;
+  is_due_ = true;
 }
 
 TransferProgress Sender::progress() const {
@@ -95,7 +95,7 @@ void Sender::go_on(int64_t now) {
   for (uint64_t bytes = 0; !queue_.empty();) {
     const uint32_t index = queue_.front();
     if (bytes >= kMostAtOnce) {
-      has_news_ = true;
+      is_due_ = true;
       break;
     }
     if (chunks_[index].is_out) break;  // The same one is on its way: it ends first.
@@ -242,8 +242,8 @@ void Sender::on_time(int64_t now) {
     }
     return;
   }
-  if (has_news_ && state_ == State::kSending) {
-    has_news_ = false;
+  if (is_due_ && state_ == State::kSending) {
+    is_due_ = false;
     try {
       go_on(now);
     } catch (const std::bad_alloc&) {
@@ -273,7 +273,7 @@ void Sender::on_time(int64_t now) {
 int64_t Sender::next_time() const {
   if (is_over()) return kNever;
   if (state_ == State::kEnding || state_ == State::kClosing) return drain_until_;
-  if (has_news_ && state_ == State::kSending) return 0;
+  if (is_due_ && state_ == State::kSending) return 0;
   return std::min({deadline_, later(last_heard_, limits_.idle), later(last_said_, limits_.beat)});
 }
 

@@ -97,7 +97,7 @@ class Sender {
   int32_t num_rounds_ = 0;
   int64_t last_heard_, last_said_, drain_until_ = kNever;
   bool is_all_ready_ = false;
-  bool has_news_ = false;  // More may leave at once.
+  bool is_due_ = false;  // More may leave at once.
   bool wants_close_ = false;
   TransferEnd end_;
   std::vector<Outgoing> outgoing_;

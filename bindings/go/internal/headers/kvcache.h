@@ -2086,8 +2086,8 @@ enum kvc_swap_direction_value KVC_INT32_ENUM {
  *            KVC_E_INVALID_ARGUMENT  A destination twice (detail = row).
  *            KVC_E_UNSUPPORTED       No storage, no host budget, unknown direction.
  *            KVC_E_INVALID_STATE     The host pool is used by sequences and the prefix index.
- *            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
- *                                    (kvc_seq_shift).
+ *            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+ *                                    be rotated (kvc_seq_shift).
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_pages_swap(kvc_cache *cache, const DLTensor *pairs,
                                   kvc_swap_direction direction, kvc_stream KVC_NULLABLE stream,
@@ -2102,8 +2102,8 @@ KVC_API kvc_status kvc_pages_swap(kvc_cache *cache, const DLTensor *pairs,
  *                                    of one pair and destination of another, whose result would
  *                                    depend on the order.
  *            KVC_E_UNSUPPORTED       No storage.
- *            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
- *                                    (kvc_seq_shift).
+ *            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+ *                                    be rotated (kvc_seq_shift).
  *            KVC_E_INVALID_STATE     Such a sequence is swapped out.
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_pages_copy(kvc_cache *cache, const DLTensor *pairs,
@@ -2142,8 +2142,8 @@ KVC_API kvc_status kvc_pages_export(const kvc_cache *cache, int32_t layer, const
  *            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
  *            KVC_E_INVALID_ARGUMENT  A page twice (detail = row).
  *            KVC_E_UNSUPPORTED       No storage; a layer without pages.
- *            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
- *                                    (kvc_seq_shift).
+ *            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+ *                                    be rotated (kvc_seq_shift).
  *            KVC_E_INVALID_STATE     Such a sequence is swapped out.
  * Threading: exclusive. Device: blocks until done. */
 KVC_API kvc_status kvc_pages_import(kvc_cache *cache, int32_t layer, const DLTensor *ids,
@@ -2484,9 +2484,10 @@ enum kvc_send_mode_value KVC_INT32_ENUM {
   KVC_SEND_NOW = 0, /* The sequence as it is: it has all tokens of the ticket. */
   /* The sequence has some of the ticket's tokens, or none, and forwards compute the others. Rows
    * leave layer by layer, when a call has written them and their page is full; the rest with the
-   * end of the forward that brings the last token. A sequence that is aborted in, removed, popped,
-   * shifted, longer than the ticket says, or has a token tree at the end of a forward ends the
-   * transfer (KVC_E_CANCELLED). Set a deadline for the whole prefill. */
+   * end of the forward that brings the last token. The transfer ends (KVC_E_CANCELLED) when such a
+   * forward is aborted, when the sequence is removed, popped, shifted or longer than the ticket
+   * says, and when it has a token tree at the end of a forward. The deadline is for the whole
+   * prefill. */
   KVC_SEND_AS_COMPUTED = 1
 };
 
@@ -3513,8 +3514,8 @@ enum kvc_pool_kind_value KVC_INT32_ENUM {
  *            KVC_E_UNSUPPORTED       No storage; a layer without pages; V of MLA and K = V layers;
  *                                    KV of unequal K and V.
  *            KVC_E_INVALID_ARGUMENT  kind.
- *            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
- *                                    (kvc_seq_shift).
+ *            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+ *                                    be rotated (kvc_seq_shift).
  *            KVC_E_INVALID_STATE     Such a sequence is swapped out.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_export_pool(kvc_cache *cache, int32_t layer, kvc_pool_kind kind,

@@ -1223,8 +1223,8 @@ extern "C" {
     ///            KVC_E_INVALID_ARGUMENT  A destination twice (detail = row).
     ///            KVC_E_UNSUPPORTED       No storage, no host budget, unknown direction.
     ///            KVC_E_INVALID_STATE     The host pool is used by sequences and the prefix index.
-    ///            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
-    ///                                    (kvc_seq_shift).
+    ///            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+    ///                                    be rotated (kvc_seq_shift).
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_pages_swap(
@@ -1244,8 +1244,8 @@ extern "C" {
     ///                                    of one pair and destination of another, whose result would
     ///                                    depend on the order.
     ///            KVC_E_UNSUPPORTED       No storage.
-    ///            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
-    ///                                    (kvc_seq_shift).
+    ///            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+    ///                                    be rotated (kvc_seq_shift).
     ///            KVC_E_INVALID_STATE     Such a sequence is swapped out.
     /// Threading: exclusive. Device: enqueues.
     /// ```
@@ -1294,8 +1294,8 @@ extern "C" {
     ///            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
     ///            KVC_E_INVALID_ARGUMENT  A page twice (detail = row).
     ///            KVC_E_UNSUPPORTED       No storage; a layer without pages.
-    ///            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
-    ///                                    (kvc_seq_shift).
+    ///            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+    ///                                    be rotated (kvc_seq_shift).
     ///            KVC_E_INVALID_STATE     Such a sequence is swapped out.
     /// Threading: exclusive. Device: blocks until done.
     /// ```
@@ -2456,8 +2456,8 @@ extern "C" {
     ///            KVC_E_UNSUPPORTED       No storage; a layer without pages; V of MLA and K = V layers;
     ///                                    KV of unequal K and V.
     ///            KVC_E_INVALID_ARGUMENT  kind.
-    ///            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
-    ///                                    (kvc_seq_shift).
+    ///            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+    ///                                    be rotated (kvc_seq_shift).
     ///            KVC_E_INVALID_STATE     Such a sequence is swapped out.
     /// Threading: exclusive. Device: host only.
     /// ```

@@ -1419,9 +1419,10 @@ kinds! {
         KVC_SEND_NOW = 0,
         /// The sequence has some of the ticket's tokens, or none, and forwards compute the others.
         /// Rows leave layer by layer, when a call has written them and their page is full; the rest
-        /// with the end of the forward that brings the last token. A sequence that is aborted in,
-        /// removed, popped, shifted, longer than the ticket says, or has a token tree at the end of
-        /// a forward ends the transfer (KVC_E_CANCELLED). Set a deadline for the whole prefill.
+        /// with the end of the forward that brings the last token. The transfer ends
+        /// (KVC_E_CANCELLED) when such a forward is aborted, when the sequence is removed, popped,
+        /// shifted or longer than the ticket says, and when it has a token tree at the end of a
+        /// forward. The deadline is for the whole prefill.
         KVC_SEND_AS_COMPUTED = 1,
     }
 }
