@@ -37,8 +37,8 @@ constexpr std::string_view kTelling[] = {
     "lru",        "retention",       "shar",           "cross",     "memory",      "mem_len",
     "local",      "global",          "attn_layer",     "attn_type", "attn_config", "sparse",
     "per_layer",  "attention_layer", "attention_type", "delta",     "kda",         "cca",
-    "swa",        "multi_query",     "states",         "mamba",     "v_dim",       "k_dim",
-    "key_dim",    "value_dim",       "num_kv",         "num_mem",   "dim_head",
+    "swa",        "multi_query",     "states",         "v_dim",     "k_dim",       "key_dim",
+    "value_dim",  "num_kv",          "num_mem",        "dim_head",
 };
 
 // Keys that the rules below read.
@@ -400,7 +400,12 @@ KeyedLayers read_keyed_layers(const Fields& config, Model& model) {
   constexpr const char* kPerLayer = "num_attention_heads_per_layer";
   if (config.has(kPerLayer)) {
     const std::vector<int64_t> heads = config.integers(kPerLayer, 1, kMaxHeads);
-    for (size_t i = 0; i < std::min(heads.size(), out.shapes.size()); ++i) {
+    if (heads.size() != out.shapes.size()) {
+      fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(heads.size()),
+                "%s has %zu entries, expected one per layer: %zu", config.path(kPerLayer).c_str(),
+                heads.size(), out.shapes.size());
+    }
+    for (size_t i = 0; i < heads.size(); ++i) {
       out.shapes[i].heads.q = heads[i];
       check_heads(config, kPerLayer, out.shapes[i].heads, "num_key_value_heads");
     }

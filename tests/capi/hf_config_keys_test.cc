@@ -150,6 +150,8 @@ TEST(HfConfigKeys, HeadsHaveSeveralNames) {
   EXPECT_EQ(heads(sliding, 1), "8/2 heads of 64/48 bfloat16");
   EXPECT_EQ(heads(novel(R"("num_attention_heads_per_layer": [8, 4, 8, 8, 8, 8])"), 1),
             "4/2 heads of 64/64 bfloat16");
+  refused(novel(R"("num_attention_heads_per_layer": [8, 4, 8])"), KVC_E_INVALID_ARGUMENT,
+          {"num_attention_heads_per_layer has 3 entries", "one per layer: 6"});
   HfModel latent(novel(R"("kv_lora_rank": 96, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
       "v_head_dim": 64, "q_lora_rank": 128, "qk_head_dim": 96)"));
   ASSERT_EQ(latent.status, KVC_OK) << latent.message;
