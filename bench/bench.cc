@@ -383,6 +383,19 @@ void register_memory(CLI::App& bench, const std::shared_ptr<GpuOptions>& gpu, in
             "Rounds of limit and transfer in turn");
   add_number(*transfer.app, "--in-flight", transfer.options->in_flight, 1, 4096,
              "MiB on their way at once");
+
+  const auto overlap = add_command(
+      bench, "overlap", "How much of a transfer over UCX a prefill hides that is sent as computed",
+      run_overlap, gpu, exit_code);
+  add_model(*overlap.app, overlap.options->model);
+  add_count(*overlap.app, "--layers", overlap.options->layers, "Layers of the model");
+  add_tokens(*overlap.app, "--tokens", overlap.options->tokens, "Tokens of the sequence");
+  add_count(*overlap.app, "--rounds", overlap.options->rounds,
+            "Rounds of transfer, prefill and both in turn");
+  add_number(*overlap.app, "--prefill", overlap.options->prefill, 0.1, 100.0,
+             "Duration of the prefill: so many transfers");
+  add_number(*overlap.app, "--in-flight", overlap.options->in_flight, 1, 4096,
+             "MiB on their way at once");
 }
 
 // What the host does beside them, and the machine.

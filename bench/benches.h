@@ -102,6 +102,16 @@ struct TransferOptions {
   int64_t in_flight = 64;  // MiB.
 };
 
+struct OverlapOptions {
+  CommonOptions common;
+  ModelOptions model{.kv_heads = 2};
+  int layers = 16;
+  int64_t tokens = 4096;
+  int rounds = 15;
+  double prefill = 2;      // Duration of the prefill: so many transfers.
+  int64_t in_flight = 64;  // MiB.
+};
+
 struct StepOptions {
   CommonOptions common;
   int sequences = 64;
@@ -204,6 +214,7 @@ Report run_swap(const SwapOptions& options);
 Report run_files(const FilesOptions& options);
 Report run_tier(const TierOptions& options);
 Report run_transfer(const TransferOptions& options);
+Report run_overlap(const OverlapOptions& options);
 Report run_step(const StepOptions& options);
 Report run_prefix(const PrefixOptions& options);
 Report run_linear(const LinearOptions& options);

@@ -9,11 +9,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <ctime>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench/benches.h"
@@ -209,8 +212,10 @@ class Transports {
   Transports(const Transports&) = delete;
   Transports& operator=(const Transports&) = delete;
 
-  // From the reservation until both sides know that all is there. Returns seconds.
-  double move(Cache& from, Cache& to, int64_t tokens) {
+  // From the reservation until both sides know that all is there. Returns seconds. With `compute`,
+  // which computes the tokens, they are sent as computed.
+  double move(Cache& from, Cache& to, int64_t tokens,
+              const std::function<void()>& compute = nullptr) {
     kvc_error error{};
     kvc_transfer *receiving = nullptr, *sending = nullptr;
     const double begin = now_seconds();
@@ -227,7 +232,9 @@ class Transports {
     send.seq = kSent;
     send.ticket = ticket.data();
     send.ticket_len = len;
+    send.mode = compute != nullptr ? KVC_SEND_AS_COMPUTED : KVC_SEND_NOW;
     check(kvc_transfer_send(from.get(), ends_[0], &send, &sending, &error), error);
+    if (compute != nullptr) compute();
     check(kvc_transfer_wait(receiving, -1, &error), error);
     check(kvc_transfer_wait(sending, -1, &error), error);
     const double seconds = now_seconds() - begin;
@@ -239,6 +246,11 @@ class Transports {
  private:
   kvc_transport* ends_[2] = {};
 };
+
+void require_ucx() {
+  if (kvc_has_feature("transport.ucx") == 0)
+    throw std::runtime_error("there is no libkvcache_transport_ucx.so here");
+}
 
 }  // namespace
 
@@ -266,8 +278,7 @@ Report run_transfer(const TransferOptions& options) {
   const std::vector<IoRange> sent = pages_of(from, kSent), landing = pages_of(to, 1);
   to.remove(1);
 
-  const bool has_ucx = kvc_has_feature("transport.ucx") != 0;
-  if (!has_ucx) throw std::runtime_error("there is no libkvcache_transport_ucx.so here");
+  require_ucx();
   const uint64_t in_flight = static_cast<uint64_t>(options.in_flight) * kMebibyte;
   Socket plain;
   Chunks engine(in_flight);
@@ -315,6 +326,72 @@ Report run_transfer(const TransferOptions& options) {
   report["digest_cost"] = rounded(cost.median);
   report["digest_cost_min"] = rounded(cost.min);
   report["digest_cost_max"] = rounded(cost.max);
+  return report;
+}
+
+Report run_overlap(const OverlapOptions& options) {
+  Report report = model_report("overlap", options.model, options.common);
+  CacheShape shape = shape_of(options.model, options.common);
+  shape.layers = options.layers;
+  const int64_t tokens = options.tokens;
+  shape.num_pages = (tokens + shape.page_size - 1) / shape.page_size;
+  const int64_t bytes = tokens * shape.layers * shape.bytes_per_token_layer();
+  if (2 * bytes > kLargestPoolBytes)
+    throw std::runtime_error("the pools would be too large: fewer --tokens or --layers");
+  require_ucx();
+  Cache from(shape), to(shape);
+  Activations k(shape.storage, tokens, shape.kv_heads, shape.head_dim, 2);
+  Activations v(shape.storage, tokens, shape.kv_heads, shape.head_dim, 3);
+  Transports ucx("ucx", static_cast<uint64_t>(options.in_flight) * kMebibyte);
+
+  // One forward. The layers' own work is a pause, as for a host whose device computes.
+  const auto prefill = [&](double seconds) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = Clock::now();
+    kvc_forward* forward = from.begin({kSent}, {tokens});
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      from.append_kv(forward, layer, k.tensor(), v.tensor());
+      std::this_thread::sleep_until(
+          begin + std::chrono::duration_cast<Clock::duration>(
+                      std::chrono::duration<double>(seconds * (layer + 1) / shape.layers)));
+    }
+    from.end(forward);
+  };
+  std::vector<double> transfers, prefills, together, hidden;
+  for (int round = 0; round <= options.rounds; ++round) {
+    from.add(kSent);
+    prefill(0);
+    const double transfer = ucx.move(from, to, tokens);
+    from.remove(kSent);
+    to.remove(kReceived);
+    from.add(kSent);
+    double begin = now_seconds();
+    prefill(options.prefill * transfer);
+    const double alone = now_seconds() - begin;
+    from.remove(kSent);
+    from.add(kSent);
+    const double with = ucx.move(from, to, tokens, [&] { prefill(options.prefill * transfer); });
+    from.remove(kSent);
+    to.remove(kReceived);
+    if (round == 0) continue;  // Warms up.
+    transfers.push_back(transfer);
+    prefills.push_back(alone);
+    together.push_back(with);
+    hidden.push_back(1 - (with - alone) / transfer);
+  }
+  report["tokens"] = tokens;
+  report["layers"] = shape.layers;
+  report["bytes"] = bytes;
+  report["in_flight_mib"] = options.in_flight;
+  report["rounds"] = options.rounds;
+  report["prefill_factor"] = options.prefill;
+  for (const auto& [name, seconds] :
+       {std::pair("transfer_ms", &transfers), {"prefill_ms", &prefills}, {"both_ms", &together}})
+    report[name] = rounded(1e3 * spread_of(*seconds).median);
+  const Spread share = spread_of(hidden);
+  report["hidden"] = rounded(share.median);
+  report["hidden_min"] = rounded(share.min);
+  report["hidden_max"] = rounded(share.max);
   return report;
 }
 

@@ -49,6 +49,17 @@ class Bench(unittest.TestCase):
             self.assertGreater(report["cpu_ms_per_gb"][way], 0)
         self.assertEqual((report["pages"], report["page_bytes"]), (40, 16384))
 
+    def test_a_prefill_hides_what_is_sent_as_computed(self):
+        done = run("overlap", "--tokens", "256", "--layers", "3", "--rounds", "2", *SHORT)
+        if "libkvcache_transport_ucx.so" in done.stderr:
+            self.skipTest(done.stderr.strip())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        report = json.loads(done.stdout)
+        self.assertEqual(report["bytes"], 256 * 3 * 1024)
+        self.assertLessEqual(report["hidden_min"], report["hidden"])
+        for field in ("transfer_ms", "prefill_ms", "both_ms"):
+            self.assertGreater(report[field], 0, field)
+
     def test_the_work_list_of_a_batch_has_its_items(self):
         report = json.loads(run("schedule", *SHORT).stdout)
         self.assertGreaterEqual(report["sequences_64"]["items"], 64)
