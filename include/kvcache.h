@@ -783,6 +783,16 @@ typedef struct kvc_config {
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_config_init(kvc_config *config, size_t struct_size) KVC_NOEXCEPT;
 
+/* How kvc_config_from_hf reads a file. All zero: as the file says. */
+typedef struct kvc_hf_options {
+  size_t struct_size;
+  uint64_t flags; /* 0 */
+  /* A model_type that is known ("llama" for a plain decoder). Its rules read a file whose own
+   * model_type is missing or not known. Lists of kinds of layers and patterns of windows decide all
+   * the same. One warning is logged. NULL: none. Borrowed for the call. */
+  const char *KVC_NULLABLE assume;
+} kvc_hf_options;
+
 /* Reads a Hugging Face `config.json` into the layers of a model.
  *
  * 1. Writes num_layers, layers and max_seq_len (the model's longest) of `config`. Encoder-decoders
@@ -794,6 +804,7 @@ KVC_API kvc_status kvc_config_init(kvc_config *config, size_t struct_size) KVC_N
  *    KVC_ROPE_ON_APPEND.
  *
  *   json     NUL-terminated, borrowed for the call.
+ *   opt      NULL: all defaults.
  *   config   config->struct_size must be set.
  *   layers   layers[0].struct_size must be set. NULL: only the count. Keep the array until
  *            kvc_plan_create has copied it.
@@ -813,9 +824,19 @@ KVC_API kvc_status kvc_config_init(kvc_config *config, size_t struct_size) KVC_N
  *                                    that could change what is kept and that no rule reads, or a
  *                                    feature that the library has not (named).
  *            KVC_E_BUFFER_TOO_SMALL  layers has fewer than *n elements.
- * Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), or a field that is missing or of the
- *                                    wrong type (the message names it).
+ * Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), a field that is missing or of the
+ *                                    wrong type (the message names it), or opt->assume is not a
+ *                                    known model_type, or the file's own is known.
  *            KVC_E_OUT_OF_RANGE      A number beyond reason.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_config_from_hf(const char *json, const kvc_hf_options *KVC_NULLABLE opt,
+                                      kvc_config *config, kvc_layer *KVC_NULLABLE layers, size_t *n,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* kvc_config_from_hf with opt = NULL, and its statuses.
+ *
+ * Expected:  those of kvc_config_from_hf.
+ * Misuse:    those of kvc_config_from_hf.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_config_from_hf_json(const char *json, kvc_config *config,
                                            kvc_layer *KVC_NULLABLE layers, size_t *n,

@@ -11,20 +11,37 @@ import "unsafe"
 // filled in, the rest is for the caller. A layer of the model that has two parts becomes two entries, so ids
 // count entries.
 func (l *Library) ConfigFromHF(json []byte) (*Config, error) {
+	return l.ConfigFromHFWith(json, HFOptions{})
+}
+
+// HFOptions says how a config.json is read.
+type HFOptions struct {
+	Assume string // The family whose rules read a model_type that is not known: "llama" for a plain decoder.
+}
+
+// ConfigFromHFWith is ConfigFromHF, read as options say.
+func (l *Library) ConfigFromHFWith(json []byte, options HFOptions) (*Config, error) {
 	text, err := cText("json", string(json))
 	if err != nil {
 		return nil, err
 	}
 	defer C.free(unsafe.Pointer(text))
+	var assume *C.char
+	if options.Assume != "" {
+		if assume, err = cText("Assume", options.Assume); err != nil {
+			return nil, err
+		}
+		defer C.free(unsafe.Pointer(assume))
+	}
 	var b builder
 	defer b.close()
 	config := (*C.kvc_config)(b.alloc(1, C.sizeof_kvc_config))
 	var count C.size_t
-	if err := failure(C.shim_config_from_hf_json(l.api, text, config, nil, &count)); err != nil {
+	if err := failure(C.shim_config_from_hf(l.api, text, assume, config, nil, &count)); err != nil {
 		return nil, err
 	}
 	layers := (*C.kvc_layer)(b.alloc(int(count), C.sizeof_kvc_layer))
-	if err := failure(C.shim_config_from_hf_json(l.api, text, config, layers, &count)); err != nil {
+	if err := failure(C.shim_config_from_hf(l.api, text, assume, config, layers, &count)); err != nil {
 		return nil, err
 	}
 	out := &Config{

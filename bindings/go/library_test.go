@@ -229,6 +229,23 @@ func TestAConfigurationIsReadFromHuggingFace(t *testing.T) {
 	is(t, err, kvcache.ErrUnsupported)
 }
 
+func TestAModelTypeThatIsNotKnownIsReadAsTheOptionsSay(t *testing.T) {
+	lib := load(t)
+	strange := []byte(`{"model_type": "novel", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+		"kv_groups_map": 3, "sliding_window": 32, "sliding_window_pattern": "LG"}`)
+	_, err := lib.ConfigFromHF(strange)
+	is(t, err, kvcache.ErrUnsupported)
+	config, err := lib.ConfigFromHFWith(strange, kvcache.HFOptions{Assume: "llama"})
+	ok(t, err)
+	if len(config.Layers) != 4 || config.Layers[0].Window != 32 || config.Layers[3].Window != 0 {
+		t.Errorf("%+v", config.Layers)
+	}
+	for _, wrong := range []string{"lama", "lla\x00ma"} {
+		_, err = lib.ConfigFromHFWith(strange, kvcache.HFOptions{Assume: wrong})
+		is(t, err, kvcache.ErrInvalidArgument)
+	}
+}
+
 func TestStatesAndFactorsComeOutOfHuggingFaceToo(t *testing.T) {
 	lib := load(t)
 	config, err := lib.ConfigFromHF([]byte(`{"model_type": "mamba2", "hidden_size": 64,

@@ -283,6 +283,15 @@ static inline kvc_error *shim_state_conv(uintptr_t api, uintptr_t fwd, int32_t l
                                                       weight_dl, bias_dl, activation, out_dl, &err);
   return shim_result(status, &err);
 }
+static inline kvc_error *shim_config_from_hf_json(uintptr_t api, const char *json,
+                                                  kvc_config *config, kvc_layer *layers,
+                                                  size_t *n) {
+  SHIM_ERROR;
+  config->struct_size = sizeof *config;
+  layers->struct_size = sizeof *layers;
+  const kvc_status status = SHIM_API(api)->config_from_hf_json(json, config, layers, n, &err);
+  return shim_result(status, &err);
+}
 static inline kvc_error *shim_prefix_evict(uintptr_t api, uintptr_t cache, int64_t pages,
                                            int64_t *out_freed) {
   SHIM_ERROR;

@@ -57,13 +57,13 @@ static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t w
                                 : table->layout_fingerprint(SHIM_PLAN(plan), buf, len, &err);
   return shim_result(status, &err);
 }
-static inline kvc_error *shim_config_from_hf_json(uintptr_t api, const char *json,
-                                                  kvc_config *config, kvc_layer *layers,
-                                                  size_t *n) {
+static inline kvc_error *shim_config_from_hf(uintptr_t api, const char *json, const char *assume,
+                                             kvc_config *config, kvc_layer *layers, size_t *n) {
   SHIM_ERROR;
+  const kvc_hf_options options = {.struct_size = sizeof options, .assume = assume};
   config->struct_size = sizeof *config;
   if (layers != NULL) layers->struct_size = sizeof *layers;
-  return shim_result(SHIM_API(api)->config_from_hf_json(json, config, layers, n, &err), &err);
+  return shim_result(SHIM_API(api)->config_from_hf(json, &options, config, layers, n, &err), &err);
 }
 
 #endif /* KVCACHE_GO_SHIM_PLAN_H_ */

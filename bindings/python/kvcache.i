@@ -25,6 +25,7 @@
 %ignore kvc_fence_destroy;
 %ignore kvc_transport_destroy;
 %ignore kvc_transfer_destroy;
+%ignore kvc_config_from_hf;
 %ignore kvc_config_from_hf_json;
 %rename("$ignore", %$isclass) ""; /* structs */
 
@@ -375,7 +376,7 @@ static PyObject *hashes_of(const uint8_t *hashes, size_t count) {
 %rename(export_keep) kvcpy_export_keep;
 %rename(set_error_factory) kvcpy_set_error_factory;
 %rename(set_logger) kvcpy_set_logger;
-%rename(config_from_hf_json) kvcpy_config_from_hf_json;
+%rename(config_from_hf) kvcpy_config_from_hf;
 %rename(numpy_enable) kvcpy_numpy_enable;
 %rename(numpy_probe) kvcpy_numpy_probe;
 %rename(layout) kvcpy_layout;
@@ -387,7 +388,7 @@ PyObject *kvcpy_cache_keep(PyObject *cache, PyObject *owner);
 PyObject *kvcpy_export_keep(PyObject *tensor, PyObject *list);
 PyObject *kvcpy_set_error_factory(PyObject *make);
 PyObject *kvcpy_set_logger(PyObject *fn, int min_level);
-PyObject *kvcpy_config_from_hf_json(PyObject *json);
+PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume);
 PyObject *kvcpy_numpy_enable(PyObject *ndarray);
 PyObject *kvcpy_numpy_probe(PyObject *array);
 PyObject *kvcpy_layout(void);

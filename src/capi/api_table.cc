@@ -25,8 +25,8 @@ static_assert(slot(offsetof(kvc_api, tier_stats_get)) == 111);
 static_assert(slot(offsetof(kvc_api, op_dequantize)) == 113);
 static_assert(slot(offsetof(kvc_api, cache_trim)) == 114);
 static_assert(slot(offsetof(kvc_api, state_checkpoint_release)) == 116);
-static_assert(slot(offsetof(kvc_api, transfer_destroy)) == 131, "end of 0.1");
-static_assert(sizeof(kvc_api) == offsetof(kvc_api, transfer_destroy) + sizeof(void (*)()));
+static_assert(slot(offsetof(kvc_api, config_from_hf)) == 132, "end of 0.1");
+static_assert(sizeof(kvc_api) == offsetof(kvc_api, config_from_hf) + sizeof(void (*)()));
 
 }  // namespace
 

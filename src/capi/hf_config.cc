@@ -1,4 +1,4 @@
-// kvcache.h, section "Plan": kvc_config_from_hf_json.
+// kvcache.h, section "Plan": kvc_config_from_hf.
 //
 // Behind the layers, in elements of the same array, lie the rotations, the states, their shapes and
 // the frequency factors, in this order, each aligned to 8 bytes.
@@ -153,14 +153,31 @@ void check_config(const kvc_config* config) {
   }
 }
 
+kvc::HfRequest request_of(const kvc_hf_options* opt) {
+  if (opt == nullptr) return {};
+  const auto read = kvc::read_struct(opt, "opt");
+  if (read.flags != 0) {
+    fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(read.flags),
+              "opt->flags = %llu is not supported: 0 is",
+              static_cast<unsigned long long>(read.flags));
+  }
+  return {.assume = read.assume};
+}
+
 }  // namespace
 
 kvc_status kvc_config_from_hf_json(const char* json, kvc_config* config, kvc_layer* layers,
                                    size_t* n, kvc_error* err) noexcept {
+  return kvc_config_from_hf(json, nullptr, config, layers, n, err);
+}
+
+kvc_status kvc_config_from_hf(const char* json, const kvc_hf_options* opt, kvc_config* config,
+                              kvc_layer* layers, size_t* n, kvc_error* err) noexcept {
   return kvc::guard(err, [&] {
     kvc::require(json, "json");
     kvc::require(n, "n");
     check_config(config);
+    const kvc::HfRequest request = request_of(opt);
     if (layers != nullptr) {
       if (*n == 0)
         fail(KVC_E_INVALID_ARGUMENT,
@@ -171,7 +188,7 @@ kvc_status kvc_config_from_hf_json(const char* json, kvc_config* config, kvc_lay
     }
     // One byte beyond the limit is enough for a refusal by length.
     const std::string_view text(json, strnlen(json, hf::kMaxTextBytes + 1));
-    const hf::Model model = kvc::read_hf_config(text);
+    const hf::Model model = kvc::read_hf_config(text, request);
     const Attachments attachments(model);
     const size_t stride = layers == nullptr ? sizeof(kvc_layer) : layers->struct_size;
     const size_t needed = elements(model, attachments, stride);

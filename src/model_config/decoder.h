@@ -47,6 +47,7 @@ struct Model {
   DLDataType dtype{kDLBfloat, 16, 1};      // Type of K, V and convolution states.
   int64_t max_seq_len = 0;                 // 0: the model has no limit.
   int64_t max_cross_len = 0;               // 0: unknown.
+  bool is_assumed = false;                 // Rules of a family that the caller names read it.
   // Keys that decided, where no rule of the family's own did; empty: one did.
   std::vector<std::string> keys;
   std::string warning;  // For the caller's log; empty: none.

@@ -66,7 +66,11 @@ void read_decoder(const Fields& config, const DecoderTraits& traits, Model& mode
   }
   const Heads heads = read_heads(config, defaults);
   model.max_seq_len = read_max_len(config, traits.defaults);
-  const std::vector<LayerType> types = window_types(config, traits, num_layers);
+  // Rules of another family know nothing of this one's windows, but its lists do.
+  const char* list = "layer_types";
+  std::vector<LayerType> types;
+  if (model.is_assumed) types = read_listed_types(config, num_layers, model, list);
+  if (types.empty()) types = window_types(config, traits, num_layers);
   KeysByType keys([&](bool slides) {
     LayerKeys out;
     if (slides) out.window = read_window(config, traits.class_window);
@@ -83,7 +87,7 @@ void read_decoder(const Fields& config, const DecoderTraits& traits, Model& mode
   });
   for (size_t i = 0; i < types.size(); ++i) {
     if (types[i] != LayerType::kFull && types[i] != LayerType::kSliding)
-      refuse_layer_type(config, "layer_types", i);
+      refuse_layer_type(config, list, i);
     const LayerKeys& own = keys.of(types[i] == LayerType::kSliding);
     model.add(attention_layer(model, heads, own.window), own.rope);
   }

@@ -437,6 +437,26 @@ void read_family(const std::string& model_type, const Fields& config, Model& mod
   if (!is_known) model.warning = doubt(model_type, model);
 }
 
+void read_assumed(const std::string& assumed, const std::string& model_type, const Fields& config,
+                  Model& model) {
+  const std::vector<std::string> names = family_names();
+  if (!std::binary_search(names.begin(), names.end(), assumed)) {
+    fail(KVC_E_INVALID_ARGUMENT, "opt->assume = '%s' is not a model_type that is known%s",
+         shown(assumed).c_str(), close_name(assumed).c_str());
+  }
+  if (std::binary_search(names.begin(), names.end(), model_type)) {
+    fail(KVC_E_INVALID_ARGUMENT,
+         "opt->assume = '%s' is for a model_type that is not known, and '%s' is: leave it out",
+         assumed.c_str(), model_type.c_str());
+  }
+  model.is_assumed = true;
+  read_family(assumed, config, model);
+  const std::string named =
+      model_type.empty() ? "no model_type" : "model_type '" + shown(model_type) + "'";
+  model.warning = named + " is read as '" + assumed +
+                  "': layers and windows that only the former has are not counted";
+}
+
 std::vector<std::string> family_names() {
   std::vector<std::string> names;
   for (const Exception& row : kExceptions) names.emplace_back(row.model_type);

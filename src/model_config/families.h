@@ -82,6 +82,12 @@ void read_zamba(const Fields& config, Model& model);
 // Throws UNSUPPORTED for a type that is not served; the message says why.
 void read_family(const std::string& model_type, const Fields& config, Model& model);
 
+// Reads a model_type that is not known by the rules of the family `assumed`, and sets
+// model.warning. `model_type` may be empty. Throws INVALID_ARGUMENT where the first is known or the
+// second is not.
+void read_assumed(const std::string& assumed, const std::string& model_type, const Fields& config,
+                  Model& model);
+
 // Throws UNSUPPORTED for a model_type that is not served.
 void refuse_family(const std::string& model_type, const Fields& config);
 

@@ -276,6 +276,11 @@ LayerType lettered(const Fields& config, const char* name, const std::string& pa
             config.path(name).c_str(), shown(std::string(1, letter)).c_str());
 }
 
+const char* pattern_name(const Fields& config) {
+  return config.first_of(
+      {"sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"});
+}
+
 std::vector<LayerType> types_without_list(const Fields& config, int64_t num_layers,
                                           const LayerShape& shape, Model& model) {
   std::vector<LayerType> types(static_cast<size_t>(num_layers), LayerType::kFull);
@@ -283,8 +288,7 @@ std::vector<LayerType> types_without_list(const Fields& config, int64_t num_laye
     if (shape.chunk != 0) std::fill(types.begin(), types.end(), LayerType::kChunked);
     return types;
   }
-  const char* pattern = config.first_of(
-      {"sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"});
+  const char* pattern = pattern_name(config);
   note(config, pattern, model);
   if (config.is(pattern, Json::Type::kString)) {
     const std::string letters = config.text(pattern);
@@ -303,18 +307,28 @@ std::vector<LayerType> types_without_list(const Fields& config, int64_t num_laye
   return types;
 }
 
+constexpr const char* kNumbers = "attn_type_list";
+
 // MiniMax: 1 attends, 0 has a recurrent state.
 std::vector<LayerType> types_by_number(const Fields& config, int64_t num_layers) {
-  constexpr const char* kName = "attn_type_list";
   std::vector<LayerType> types;
-  for (const bool attends : config.flags(kName))
+  for (const bool attends : config.flags(kNumbers))
     types.push_back(attends ? LayerType::kFull : LayerType::kLinear);
   if (types.size() != static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(types.size()),
-              "%s has %zu entries, expected one per layer: %lld", config.path(kName).c_str(),
+              "%s has %zu entries, expected one per layer: %lld", config.path(kNumbers).c_str(),
               types.size(), ll(num_layers));
   }
   return types;
+}
+
+const char* kinds_name(const Fields& config) {
+  return config.first_of({"layer_types", "layers_block_type", kNumbers});
+}
+
+std::vector<LayerType> types_of_list(const Fields& config, const char* name, int64_t num_layers) {
+  return name == std::string_view(kNumbers) ? types_by_number(config, num_layers)
+                                            : read_layer_types(config, name, num_layers, {});
 }
 
 // The fields that one entry of per_layer_config may have.
@@ -363,6 +377,17 @@ void apply_per_layer_config(const Fields& config, std::vector<LayerShape>& shape
   }
 }
 
+std::vector<LayerType> read_listed_types(const Fields& config, int64_t num_layers, Model& model,
+                                         const char*& name) {
+  name = kinds_name(config);
+  if (config.has(name)) return types_of_list(config, name, num_layers);
+  name = pattern_name(config);
+  if (!config.has(name)) return {};
+  LayerShape shape;
+  shape.window = keyed_window(config, model);
+  return types_without_list(config, num_layers, shape, model);
+}
+
 KeyedLayers read_keyed_layers(const Fields& config, Model& model) {
   const int64_t num_layers = config.integer(layers_name(config), 1, kMaxLayers);
   LayerShape full;
@@ -380,13 +405,10 @@ KeyedLayers read_keyed_layers(const Fields& config, Model& model) {
   LayerShape sliding = full;
   if (!full.is_latent()) sliding.heads = sliding_heads(config, full.heads, model);
   KeyedLayers out;
-  const char* name = config.first_of({"layer_types", "layers_block_type"});
+  const char* name = kinds_name(config);
   if (config.has(name)) {
-    out.types = read_layer_types(config, name, num_layers, {});
+    out.types = types_of_list(config, name, num_layers);
     model.keys.insert(model.keys.begin(), name);
-  } else if (config.has("attn_type_list")) {
-    out.types = types_by_number(config, num_layers);
-    model.keys.insert(model.keys.begin(), "attn_type_list");
   } else {
     out.types = types_without_list(config, num_layers, full, model);
   }

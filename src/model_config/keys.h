@@ -32,6 +32,11 @@ KeyedLayers read_keyed_layers(const Fields& config, Model& model);
 kvc_layer attention_of(const Fields& config, const Model& model, const KeyedLayers& layers,
                        size_t index);
 
+// The types of layers that a list of kinds, or a pattern of windows, gives; empty: the
+// configuration has neither. `name` is set to the key.
+std::vector<LayerType> read_listed_types(const Fields& config, int64_t num_layers, Model& model,
+                                         const char*& name);
+
 // The first key that read_by_keys needs of a family that is not known and that the configuration
 // has not; null: none.
 const char* missing_key(const Fields& config);

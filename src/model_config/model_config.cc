@@ -25,7 +25,7 @@ Fields text_part(const Fields& root) {
 
 }  // namespace
 
-hf::Model read_hf_config(std::string_view json) {
+hf::Model read_hf_config(std::string_view json, const HfRequest& request) {
   const hf::Json tree = hf::parse_json(json);
   const Fields root(tree, "");
   const Fields text = text_part(root);
@@ -36,10 +36,14 @@ hf::Model read_hf_config(std::string_view json) {
     model.dtype = hf::dtype_of(*fields, name);
     break;
   }
-  if (text.is_nested() && root.is("model_type", hf::Json::Type::kString))
-    hf::refuse_family(root.text("model_type"), root);
   const Fields& named = text.has("model_type") ? text : root;
-  hf::read_family(named.text("model_type"), text, model);
+  if (request.assume != nullptr) {
+    hf::read_assumed(request.assume, named.text_or("model_type", ""), text, model);
+  } else {
+    if (text.is_nested() && root.is("model_type", hf::Json::Type::kString))
+      hf::refuse_family(root.text("model_type"), root);
+    hf::read_family(named.text("model_type"), text, model);
+  }
   hf::apply_kv_scheme(text.has("quantization_config") ? text : root, model);
   if (model.layers.size() > static_cast<size_t>(kMaxLayers)) {
     fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(model.layers.size()),

@@ -7,8 +7,13 @@
 
 namespace kvc {
 
-// Throws INVALID_ARGUMENT (not JSON: detail = byte; a field missing or of another type),
-// OUT_OF_RANGE, UNSUPPORTED.
-hf::Model read_hf_config(std::string_view json);
+// What the caller says beside the file.
+struct HfRequest {
+  const char* assume = nullptr;  // Family whose rules read an unknown model_type; null: none.
+};
+
+// Throws INVALID_ARGUMENT (not JSON: detail = byte; a field missing or of another type; an assumed
+// family that is not known, or is not needed), OUT_OF_RANGE, UNSUPPORTED.
+hf::Model read_hf_config(std::string_view json, const HfRequest& request = {});
 
 }  // namespace kvc

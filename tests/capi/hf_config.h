@@ -32,16 +32,38 @@ inline std::string times(int count, const std::string& text) {
   return out;
 }
 
+// What the library says while this lives.
+class Lines {
+ public:
+  Lines() { (void)kvc_set_logger(add, &lines_, KVC_LOG_WARNING, nullptr); }
+  ~Lines() { (void)kvc_set_logger(nullptr, nullptr, KVC_LOG_WARNING, nullptr); }
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+  const std::vector<std::string>& all() const { return lines_; }
+
+ private:
+  static void add(void* user, kvc_log_level, const char* message) {
+    static_cast<std::vector<std::string>*>(user)->emplace_back(message);
+  }
+  std::vector<std::string> lines_;
+};
+
 class HfModel {
  public:
   static constexpr unsigned char kPoison = 0xA5;
 
   // `stride`: size of the caller's kvc_layer.
-  explicit HfModel(const std::string& json, size_t stride = sizeof(kvc_layer)) : stride_(stride) {
+  explicit HfModel(const std::string& json, size_t stride = sizeof(kvc_layer),
+                   const kvc_hf_options* opt = nullptr)
+      : stride_(stride) {
     (void)kvc_config_init(&config, sizeof config);
     kvc_error error{};
     size_t count = 0;
-    status = kvc_config_from_hf_json(json.c_str(), &config, nullptr, &count, &error);
+    const auto read = [&](kvc_layer* out) {
+      return opt == nullptr ? kvc_config_from_hf_json(json.c_str(), &config, out, &count, &error)
+                            : kvc_config_from_hf(json.c_str(), opt, &config, out, &count, &error);
+    };
+    status = read(nullptr);
     message = error.message;
     detail = error.detail;
     if (status != KVC_OK) return;
@@ -51,7 +73,7 @@ class HfModel {
       std::memset(words_.data(), kPoison, words_.size() * sizeof(uint64_t));
       layers()->struct_size = stride;
       const size_t capacity = count;
-      status = kvc_config_from_hf_json(json.c_str(), &config, layers(), &count, &error);
+      status = read(layers());
       message = error.message;
       fits = status != KVC_E_BUFFER_TOO_SMALL;
       EXPECT_TRUE(fits || count > capacity) << "a call that asks for more has to say how much";

@@ -11,22 +11,6 @@
 namespace kvc::test {
 namespace {
 
-// What the library says while this lives.
-class Lines {
- public:
-  Lines() { (void)kvc_set_logger(add, &lines_, KVC_LOG_WARNING, nullptr); }
-  ~Lines() { (void)kvc_set_logger(nullptr, nullptr, KVC_LOG_WARNING, nullptr); }
-  Lines(const Lines&) = delete;
-  Lines& operator=(const Lines&) = delete;
-  const std::vector<std::string>& all() const { return lines_; }
-
- private:
-  static void add(void* user, kvc_log_level, const char* message) {
-    static_cast<std::vector<std::string>*>(user)->emplace_back(message);
-  }
-  std::vector<std::string> lines_;
-};
-
 // A family that nobody knows: six layers, 8 heads of 2 KV heads, 64 elements.
 std::string novel(const std::string& fields, const std::string& shape = R"("num_attention_heads": 8,
     "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 512)") {

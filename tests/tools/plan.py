@@ -155,7 +155,7 @@ class Plan(unittest.TestCase):
             other.write_text(json.dumps({"model_type": "novel"}))
             self.refused(1, "'novel' is not supported: it is not known, and without num_hidden_layers its keys do not say what it keeps. "
                          "--families", other, "--memory", "24GiB")
-        self.refused(1, "'llama' is: leave the option out", config("llama-3.1-8b"), "--memory", "24GiB", "--assume", "qwen2")
+        self.refused(1, "--assume = 'qwen2' is for a model_type that is not known, and 'llama' is: leave it out", config("llama-3.1-8b"), "--memory", "24GiB", "--assume", "qwen2")
         self.refused(2, "--assume", config("gpt2"), "--memory", "24GiB", "--assume", "clippy")
         self.refused(2, "--assume is for a config.json", *LLAMA, "--memory", "24GiB", "--assume", "llama")
 

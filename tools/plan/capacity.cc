@@ -121,7 +121,8 @@ std::string in_option_names(std::string message) {
       {"config.page_size", "--page-size"},
       {"config.forwards_in_flight", "--in-flight"},
       {"config.num_state_slots", "--state-slots"},
-      {"config.num_layers", "--layers"}};
+      {"config.num_layers", "--layers"},
+      {"opt->assume", "--assume"}};
   for (const auto& [field, option] : kNames) {
     for (size_t at = 0; (at = message.find(field, at)) != std::string::npos; at += option.size())
       message.replace(at, field.size(), option);

@@ -6,10 +6,10 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "src/model_config/families.h"
 #include "tools/kv_dtypes.h"
+#include "tools/plan/capacity.h"
 
 namespace kvc::plan_tool {
 namespace {
@@ -63,46 +63,6 @@ const kvc_state_spec* divided_states(size_t layer, const kvc_layer& whole, int32
   return model.own_states.back().data();
 }
 
-using Json = nlohmann::ordered_json;
-
-bool is_known(const std::string& family) {
-  const std::vector<std::string> names = known_families();
-  return std::binary_search(names.begin(), names.end(), family);
-}
-
-// The object whose model_type the library reads: that of the part with a cache, else the outermost.
-Json* named_part(Json& root) {
-  Json* text = &root;
-  for (const char* name : {"text_config", "llm_config", "language_config"}) {
-    const auto part = root.find(name);
-    if (part == root.end() || !part->is_object()) continue;
-    text = &*part;
-    break;
-  }
-  if (text == &root) {
-    const auto thinker = root.find("thinker_config");
-    if (thinker != root.end() && thinker->is_object()) text = named_part(*thinker);
-  }
-  return text->contains("model_type") ? text : &root;
-}
-
-// The text with the family named `assumed`; `replaced` is the name that it had.
-std::string assume(const std::string& path, const std::string& text, const std::string& assumed,
-                   std::string& replaced) {
-  Json root = Json::parse(text, nullptr, false);
-  if (!root.is_object()) return text;  // the library says what is wrong with it
-  Json& part = *named_part(root);
-  if (part.contains("model_type") && part["model_type"].is_string())
-    replaced = part["model_type"].get<std::string>();
-  if (is_known(replaced)) {
-    throw Failure(path + ": --assume " + assumed + " is for families that are not known, and '" +
-                  replaced + "' is: leave the option out");
-  }
-  if (replaced.empty()) replaced = "no model_type";
-  part["model_type"] = assumed;
-  return root.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 // What the library logs while this lives goes to `lines`.
 class Warnings {
  public:
@@ -123,20 +83,22 @@ class Warnings {
 
 std::vector<std::string> known_families() { return hf::family_names(); }
 
-std::string read_model_file(const std::string& path, const std::string& assumed, Model& model) {
-  std::string text = file_text(path), replaced;
-  if (!assumed.empty()) text = assume(path, text, assumed, replaced);
+void read_model_file(const std::string& path, const std::string& assumed, Model& model) {
+  const std::string text = file_text(path);
+  kvc_hf_options options{};
+  options.struct_size = sizeof options;
+  if (!assumed.empty()) options.assume = assumed.c_str();
   kvc_error error{};
   size_t count = 0;
   const auto read = [&](kvc_layer* layers) {
     const kvc_status status =
-        kvc_config_from_hf_json(text.c_str(), &model.config, layers, &count, &error);
+        kvc_config_from_hf(text.c_str(), &options, &model.config, layers, &count, &error);
     if (status == KVC_OK) return;
     const bool is_unknown =
         status == KVC_E_UNSUPPORTED &&
         (std::string_view(error.message).find("model_type = '") != std::string::npos ||
          std::string_view(error.message).find("unknown model_type") != std::string::npos);
-    throw Failure(path + ": " + error.message +
+    throw Failure(path + ": " + in_option_names(error.message) +
                   (is_unknown
                        ? ". --families lists what is known; --assume llama reads a plain decoder"
                        : ""));
@@ -146,7 +108,6 @@ std::string read_model_file(const std::string& path, const std::string& assumed,
   model.layers.resize(count);
   model.layers[0].struct_size = sizeof(kvc_layer);
   read(model.layers.data());
-  return replaced;
 }
 
 void make_uniform(const UniformLayers& shape, Model& model) {

@@ -36,9 +36,8 @@ struct Model {
 std::vector<std::string> known_families();
 
 // Reads the config.json at `path`. `assumed`: the family whose rules read a model_type that is not
-// known; empty: none. Returns the model_type that was replaced, empty where none was. Throws
-// Failure.
-std::string read_model_file(const std::string& path, const std::string& assumed, Model& model);
+// known; empty: none. Throws Failure.
+void read_model_file(const std::string& path, const std::string& assumed, Model& model);
 
 struct UniformLayers {
   int32_t layers = 0;

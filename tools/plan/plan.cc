@@ -46,11 +46,7 @@ void read_model(const Options& options, Model& model) {
   if (options.file.empty()) {
     make_uniform(options.uniform, model);
   } else {
-    const std::string replaced = read_model_file(options.file, options.assumed, model);
-    if (!replaced.empty()) {
-      warn("'" + replaced + "' is read as '" + options.assumed +
-           "': layers and windows that only the former has are not counted");
-    }
+    read_model_file(options.file, options.assumed, model);
     for (const std::string& line : model.warnings) warn(line);
   }
   set_kv_dtype(options.kv_dtype, model, options.keep_tokens);

@@ -340,6 +340,7 @@ class ModelLimits(Limits, total=False):
 
     dtype: Any
     rope: bool
+    assume: str | None
 
 
 @dataclass(frozen=True)
@@ -411,14 +412,23 @@ class Config:
 
     @classmethod
     def from_hf(
-        cls, model_config: Any, *, dtype: Any = None, rope: bool = True, **limits: Unpack[Limits]
+        cls,
+        model_config: Any,
+        *,
+        dtype: Any = None,
+        rope: bool = True,
+        assume: str | None = None,
+        **limits: Unpack[Limits],
     ) -> Config:
         """The layers of a Hugging Face model: of a `config.json` (path, text, or dict) or a transformers configuration object.
 
         Storage is of the model's dtype. `dtype` stores all attention layers in another one; `rope=False` leaves rotations to the model, which
-        then hands over rotated q and k. `max_seq_len` is the model's unless given (0: what the pages hold).
+        then hands over rotated q and k. `max_seq_len` is the model's unless given (0: what the pages hold). `assume` names the family whose
+        rules read a model_type that is not known: "llama" for a plain decoder.
         """
-        given = _capi.config_from_hf_json(_model_json(model_config))
+        if assume is not None and not isinstance(assume, str):
+            raise wrong_type("assume", "the name of a model_type", assume)
+        given = _capi.config_from_hf(_model_json(model_config), assume)
         layers = [Layer._from_dict(layer) for layer in given["layers"]]
         if dtype is not None:
             layers = [

@@ -14,6 +14,7 @@
   X(kvc_allocator) \
   X(kvc_executor) \
   X(kvc_config) \
+  X(kvc_hf_options) \
   X(kvc_plan_info) \
   X(kvc_group_info) \
   X(kvc_layer_info) \
@@ -97,6 +98,9 @@
   F(kvc_config, cpu_isa) F(kvc_config, reserved) F(kvc_config, allocator) F(kvc_config, executor) \
   F(kvc_config, max_cross_len) F(kvc_config, state_stride) F(kvc_config, num_state_slots) \
   F(kvc_config, event_capacity)
+
+#define KVCPY_FIELDS_kvc_hf_options(F) \
+  F(kvc_hf_options, struct_size) F(kvc_hf_options, flags) F(kvc_hf_options, assume)
 
 #define KVCPY_FIELDS_kvc_plan_info(F) \
   F(kvc_plan_info, struct_size) F(kvc_plan_info, page_size) F(kvc_plan_info, num_layers) \

@@ -247,34 +247,50 @@ static PyObject *layer_out(const kvc_layer *layer) {
   return dict;
 }
 
-PyObject *kvcpy_config_from_hf_json(PyObject *json) {
-  const char *text;
-  PyObject *bytes, *layers, *dict;
+/* A text without zero bytes, or NULL with an exception set. `*bytes` owns it. */
+static const char *text_in(PyObject *text, PyObject **bytes) {
+  char *out;
+  *bytes = PyUnicode_AsUTF8String(text);
+  if (!*bytes || PyBytes_AsStringAndSize(*bytes, &out, NULL)) return NULL;
+  return out;
+}
+
+/* The elements of a configuration, which the caller frees. NULL: `*status` says why. */
+static kvc_layer *read_hf(const char *json, const kvc_hf_options *options, kvc_config *config,
+                          kvc_status *status) {
   kvc_layer *elements = NULL;
-  kvc_config config;
-  kvc_status status;
   size_t count = 0;
+  memset(config, 0, sizeof *config);
+  config->struct_size = sizeof *config;
+  *status = kvc_config_from_hf(json, options, config, NULL, &count, kvcpy_error());
+  if (*status) return NULL;
+  elements = calloc(count ? count : 1, sizeof *elements);
+  if (!elements) return NULL;
+  elements[0].struct_size = sizeof *elements;
+  *status = kvc_config_from_hf(json, options, config, elements, &count, kvcpy_error());
+  if (!*status) return elements;
+  free(elements);
+  return NULL;
+}
+
+PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume) {
+  const char *text;
+  PyObject *bytes = NULL, *family = NULL, *layers, *dict;
+  kvc_layer *elements = NULL;
+  kvc_hf_options options;
+  kvc_config config;
+  kvc_status status = KVC_OK;
   int32_t i;
-  bytes = PyUnicode_AsUTF8String(json);
-  if (!bytes) return NULL;
-  text = PyBytes_AsString(bytes);
-  memset(&config, 0, sizeof config);
-  config.struct_size = sizeof config;
-  status = kvc_config_from_hf_json(text, &config, NULL, &count, kvcpy_error());
-  if (!status) {
-    elements = calloc(count ? count : 1, sizeof *elements);
-    if (!elements) {
-      Py_DECREF(bytes);
-      return PyErr_NoMemory();
-    }
-    elements[0].struct_size = sizeof *elements;
-    status = kvc_config_from_hf_json(text, &config, elements, &count, kvcpy_error());
-  }
-  Py_DECREF(bytes);
-  if (status) {
-    free(elements);
-    return kvcpy_raise(status);
-  }
+  memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  text = text_in(json, &bytes);
+  if (text && assume != Py_None) options.assume = text_in(assume, &family);
+  if (!PyErr_Occurred()) elements = read_hf(text, &options, &config, &status);
+  Py_XDECREF(bytes);
+  Py_XDECREF(family);
+  if (PyErr_Occurred()) return NULL;
+  if (status) return kvcpy_raise(status);
+  if (!elements) return PyErr_NoMemory();
   layers = PyList_New(config.num_layers);
   for (i = 0; layers && i < config.num_layers; ++i) {
     PyObject *layer = layer_out(&config.layers[i]);

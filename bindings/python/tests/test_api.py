@@ -341,6 +341,27 @@ def test_a_model_type_that_is_not_known_is_read_by_its_keys_with_a_line_in_the_l
         kvcache.plan_for({**LLAMA, "model_type": "novel", "kv_map": [1]}, "1MiB")
 
 
+def test_an_unknown_model_type_is_read_by_the_rules_of_one_that_is_named():
+    strange = {**LLAMA, "model_type": "novel", "kv_map": [1]}
+    lines = []
+    kvcache.set_logger(lambda level, message: lines.append(message))
+    try:
+        plan = kvcache.plan_for(strange, "24MiB", assume="llama")
+    finally:
+        kvcache.set_logger(None)
+    assert plan.to_dict() == kvcache.plan_for(LLAMA, "24MiB").to_dict()
+    assert len(lines) == 1 and "model_type 'novel' is read as 'llama'" in lines[0]
+    assert kvcache.Config.from_hf(strange, assume="llama").layers == kvcache.Config.from_hf(LLAMA).layers
+    with pytest.raises(kvcache.InvalidArgument, match="assume = 'lama' is not a model_type that is known"):
+        kvcache.Config.from_hf(strange, assume="lama")
+    with pytest.raises(kvcache.InvalidArgument, match="'llama' is: leave it out"):
+        kvcache.plan_for(LLAMA, "24MiB", assume="qwen2")
+    with pytest.raises(TypeError, match="assume: expected the name of a model_type, got int"):
+        kvcache.Config.from_hf(strange, assume=3)
+    with pytest.raises(ValueError, match="null"):
+        kvcache.Config.from_hf(strange, assume="llama\0")
+
+
 def test_a_config_json_describes_the_layers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     for source in (LLAMA, json.dumps(LLAMA), tmp_path, str(tmp_path / "config.json")):

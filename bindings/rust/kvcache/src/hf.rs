@@ -7,7 +7,7 @@ use crate::library::api;
 use crate::{Config, Layer, Rope, StateSpec};
 use kvcache_sys as sys;
 use std::ffi::CString;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 fn newer() -> Error {
     Error::new(Status::Version, "config.json: the library knows kinds of layers that this crate does not")
@@ -100,6 +100,19 @@ unsafe fn layer(raw: &sys::kvc_layer) -> Option<Layer> {
     })
 }
 
+fn text(name: &str, text: &str) -> Result<CString> {
+    CString::new(text).map_err(|error| {
+        Error::new(Status::InvalidArgument, format!("{name}: byte {} is zero", error.nul_position()))
+    })
+}
+
+/// How [`Config::from_hf`] reads a file.
+#[derive(Clone, Debug, Default)]
+pub struct HfOptions<'a> {
+    /// The family whose rules read a `model_type` that is not known: "llama" for a plain decoder.
+    pub assume: Option<&'a str>,
+}
+
 impl Config {
     /// Reads the text of a Hugging Face `config.json`: layers, `max_seq_len`, and `max_cross_len` where the
     /// encoder is fixed. Add pages or a budget. Rotations are read, with [`RopeMode::OnAppend`].
@@ -114,20 +127,38 @@ impl Config {
     /// # Ok::<(), kvcache::Error>(())
     /// ```
     pub fn from_hf_json(json: &str) -> Result<Self> {
+        Self::from_hf(json, &HfOptions::default())
+    }
+
+    /// As [`Config::from_hf_json`], read as `options` say.
+    ///
+    /// ```
+    /// use kvcache::{Config, HfOptions};
+    /// let strange = r#"{"model_type": "novel", "num_hidden_layers": 32, "hidden_size": 4096,
+    ///     "num_attention_heads": 32, "kv_groups_map": 3}"#;
+    /// assert!(Config::from_hf_json(strange).unwrap_err().is_unsupported());
+    /// let config = Config::from_hf(strange, &HfOptions { assume: Some("llama"), ..Default::default() })?;
+    /// assert_eq!(config.layers.len(), 32);
+    /// # Ok::<(), kvcache::Error>(())
+    /// ```
+    pub fn from_hf(json: &str, options: &HfOptions<'_>) -> Result<Self> {
         let api = api()?;
-        let json = CString::new(json).map_err(|error| {
-            Error::new(Status::InvalidArgument, format!("config.json: byte {} is zero", error.nul_position()))
-        })?;
+        let json = text("config.json", json)?;
+        let assume = options.assume.map(|family| text("assume", family)).transpose()?;
+        let options = sys::kvc_hf_options {
+            assume: assume.as_ref().map_or(null(), |family| family.as_ptr()),
+            ..Default::default()
+        };
         let mut config = sys::kvc_config::default();
         let mut count = 0;
-        // SAFETY: a terminated string; NULL asks for the count.
+        // SAFETY: terminated strings; NULL asks for the count.
         check(|error| unsafe {
-            (api.config_from_hf_json)(json.as_ptr(), &mut config, null_mut(), &mut count, error)
+            (api.config_from_hf)(json.as_ptr(), &options, &mut config, null_mut(), &mut count, error)
         })?;
         let mut layers = vec![sys::kvc_layer::default(); count];
         // SAFETY: an array with its capacity, which also holds what the layers point at.
         check(|error| unsafe {
-            (api.config_from_hf_json)(json.as_ptr(), &mut config, layers.as_mut_ptr(), &mut count, error)
+            (api.config_from_hf)(json.as_ptr(), &options, &mut config, layers.as_mut_ptr(), &mut count, error)
         })?;
         let num_layers = config.num_layers.max(0) as usize;
         // SAFETY: filled by the library; the array is still there.

@@ -122,6 +122,7 @@ pub use events::Event;
 pub use export::ManagedTensor;
 pub use files::{describe_state_bytes, describe_state_file, LoadOptions};
 pub use forward::{Batch, Forward, TREE_NONE};
+pub use hf::HfOptions;
 pub use host::{Allocator, Executor, SharedExecutor};
 pub use kinds::*;
 pub use kvcache_sys as sys;

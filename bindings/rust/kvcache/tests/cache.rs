@@ -5,8 +5,9 @@ mod common;
 
 use common::{config, step, Folder};
 use kvcache::{
-    AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, Layer, LoadOptions, LogLevel, Plan,
-    Quant, Query, Rope, SeqOp, Status, Storage, SwapDirection, TableKind, TensorMut, TensorRef,
+    AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, HfOptions, Layer, LoadOptions,
+    LogLevel, Plan, Quant, Query, Rope, SeqOp, Status, Storage, SwapDirection, TableKind, TensorMut,
+    TensorRef,
 };
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -357,6 +358,20 @@ fn bad_configurations_name_the_field() {
     assert!(error.is_unsupported(), "{error}");
     assert_eq!(Config::from_hf_json("{").unwrap_err().status(), Status::InvalidArgument);
     assert_eq!(Config::from_hf_json("{\0}").unwrap_err().status(), Status::InvalidArgument);
+}
+
+#[test]
+fn a_model_type_that_is_not_known_is_read_as_the_options_say() {
+    let strange = r#"{"model_type": "novel", "num_hidden_layers": 4, "hidden_size": 64,
+        "num_attention_heads": 4, "kv_groups_map": 3, "sliding_window": 32, "sliding_window_pattern": "LG"}"#;
+    let assume = |family| Config::from_hf(strange, &HfOptions { assume: Some(family) });
+    let config = assume("llama").unwrap();
+    assert_eq!(config.layers.iter().map(|layer| layer.window).collect::<Vec<_>>(), [32, 0, 32, 0]);
+    assert!(Config::from_hf_json(strange).unwrap_err().message().contains("kv_groups_map"));
+    let error = assume("lama").unwrap_err();
+    assert_eq!(error.status(), Status::InvalidArgument);
+    assert!(error.message().contains("assume = 'lama'"), "{error}");
+    assert!(assume("lla\0ma").unwrap_err().message().contains("assume: byte 3 is zero"));
 }
 
 #[test]

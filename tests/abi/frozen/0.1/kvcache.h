@@ -783,6 +783,16 @@ typedef struct kvc_config {
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_config_init(kvc_config *config, size_t struct_size) KVC_NOEXCEPT;
 
+/* How kvc_config_from_hf reads a file. All zero: as the file says. */
+typedef struct kvc_hf_options {
+  size_t struct_size;
+  uint64_t flags; /* 0 */
+  /* A model_type that is known ("llama" for a plain decoder). Its rules read a file whose own
+   * model_type is not known, or has no name. Lists of kinds of layers and patterns of windows decide
+   * as always. One warning is logged. NULL: none. Borrowed for the call. */
+  const char *KVC_NULLABLE assume;
+} kvc_hf_options;
+
 /* Reads a Hugging Face `config.json` into the layers of a model.
  *
  * 1. Writes num_layers, layers and max_seq_len (the model's longest) of `config`. Encoder-decoders
@@ -794,6 +804,7 @@ KVC_API kvc_status kvc_config_init(kvc_config *config, size_t struct_size) KVC_N
  *    KVC_ROPE_ON_APPEND.
  *
  *   json     NUL-terminated, borrowed for the call.
+ *   opt      NULL: all defaults.
  *   config   config->struct_size must be set.
  *   layers   layers[0].struct_size must be set. NULL: only the count. Keep the array until
  *            kvc_plan_create has copied it.
@@ -813,9 +824,19 @@ KVC_API kvc_status kvc_config_init(kvc_config *config, size_t struct_size) KVC_N
  *                                    that could change what is kept and that no rule reads, or a
  *                                    feature that the library has not (named).
  *            KVC_E_BUFFER_TOO_SMALL  layers has fewer than *n elements.
- * Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), or a field that is missing or of the
- *                                    wrong type (the message names it).
+ * Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), a field that is missing or of the
+ *                                    wrong type (the message names it), or opt->assume is not a
+ *                                    known model_type, or the file's own is known.
  *            KVC_E_OUT_OF_RANGE      A number beyond reason.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_config_from_hf(const char *json, const kvc_hf_options *KVC_NULLABLE opt,
+                                      kvc_config *config, kvc_layer *KVC_NULLABLE layers, size_t *n,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* kvc_config_from_hf with opt = NULL, and its statuses.
+ *
+ * Expected:  those of kvc_config_from_hf.
+ * Misuse:    those of kvc_config_from_hf.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_config_from_hf_json(const char *json, kvc_config *config,
                                            kvc_layer *KVC_NULLABLE layers, size_t *n,
@@ -2086,8 +2107,8 @@ enum kvc_swap_direction_value KVC_INT32_ENUM {
  *            KVC_E_INVALID_ARGUMENT  A destination twice (detail = row).
  *            KVC_E_UNSUPPORTED       No storage, no host budget, unknown direction.
  *            KVC_E_INVALID_STATE     The host pool is used by sequences and the prefix index.
- *            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
- *                                    (kvc_seq_shift).
+ *            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+ *                                    be rotated (kvc_seq_shift).
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_pages_swap(kvc_cache *cache, const DLTensor *pairs,
                                   kvc_swap_direction direction, kvc_stream KVC_NULLABLE stream,
@@ -2102,8 +2123,8 @@ KVC_API kvc_status kvc_pages_swap(kvc_cache *cache, const DLTensor *pairs,
  *                                    of one pair and destination of another, whose result would
  *                                    depend on the order.
  *            KVC_E_UNSUPPORTED       No storage.
- *            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
- *                                    (kvc_seq_shift).
+ *            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+ *                                    be rotated (kvc_seq_shift).
  *            KVC_E_INVALID_STATE     Such a sequence is swapped out.
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_pages_copy(kvc_cache *cache, const DLTensor *pairs,
@@ -2142,8 +2163,8 @@ KVC_API kvc_status kvc_pages_export(const kvc_cache *cache, int32_t layer, const
  *            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
  *            KVC_E_INVALID_ARGUMENT  A page twice (detail = row).
  *            KVC_E_UNSUPPORTED       No storage; a layer without pages.
- *            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
- *                                    (kvc_seq_shift).
+ *            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+ *                                    be rotated (kvc_seq_shift).
  *            KVC_E_INVALID_STATE     Such a sequence is swapped out.
  * Threading: exclusive. Device: blocks until done. */
 KVC_API kvc_status kvc_pages_import(kvc_cache *cache, int32_t layer, const DLTensor *ids,
@@ -2484,9 +2505,10 @@ enum kvc_send_mode_value KVC_INT32_ENUM {
   KVC_SEND_NOW = 0, /* The sequence as it is: it has all tokens of the ticket. */
   /* The sequence has some of the ticket's tokens, or none, and forwards compute the others. Rows
    * leave layer by layer, when a call has written them and their page is full; the rest with the
-   * end of the forward that brings the last token. A sequence that is aborted in, removed, popped,
-   * shifted, longer than the ticket says, or has a token tree at the end of a forward ends the
-   * transfer (KVC_E_CANCELLED). Set a deadline for the whole prefill. */
+   * end of the forward that brings the last token. The transfer ends (KVC_E_CANCELLED) when such a
+   * forward is aborted, when the sequence is removed, popped, shifted or longer than the ticket
+   * says, and when it has a token tree at the end of a forward. The deadline is for the whole
+   * prefill. */
   KVC_SEND_AS_COMPUTED = 1
 };
 
@@ -3513,8 +3535,8 @@ enum kvc_pool_kind_value KVC_INT32_ENUM {
  *            KVC_E_UNSUPPORTED       No storage; a layer without pages; V of MLA and K = V layers;
  *                                    KV of unequal K and V.
  *            KVC_E_INVALID_ARGUMENT  kind.
- *            KVC_E_BUSY              A forward is open, and K of a sequence waits to be rotated
- *                                    (kvc_seq_shift).
+ *            KVC_E_BUSY              A forward or a transfer is open, and K of a sequence waits to
+ *                                    be rotated (kvc_seq_shift).
  *            KVC_E_INVALID_STATE     Such a sequence is swapped out.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_export_pool(kvc_cache *cache, int32_t layer, kvc_pool_kind kind,

@@ -316,6 +316,9 @@ typedef struct kvc_api {
                                kvc_error *KVC_NULLABLE err);
   kvc_status (*transfer_cancel)(kvc_transfer *transfer, kvc_error *KVC_NULLABLE err);
   void (*transfer_destroy)(kvc_transfer *KVC_NULLABLE transfer);
+  kvc_status (*config_from_hf)(const char *json, const kvc_hf_options *KVC_NULLABLE opt,
+                               kvc_config *config, kvc_layer *KVC_NULLABLE layers, size_t *n,
+                               kvc_error *KVC_NULLABLE err);
   /* End of version 0.1. */
 } kvc_api;
 

@@ -130,6 +130,7 @@ extern "C" {
     ///    KVC_ROPE_ON_APPEND.
     ///
     ///   json     NUL-terminated, borrowed for the call.
+    ///   opt      NULL: all defaults.
     ///   config   config->struct_size must be set.
     ///   layers   layers[0].struct_size must be set. NULL: only the count. Keep the array until
     ///            kvc_plan_create has copied it.
@@ -149,9 +150,25 @@ extern "C" {
     ///                                    that could change what is kept and that no rule reads, or a
     ///                                    feature that the library has not (named).
     ///            KVC_E_BUFFER_TOO_SMALL  layers has fewer than *n elements.
-    /// Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), or a field that is missing or of the
-    ///                                    wrong type (the message names it).
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), a field that is missing or of the
+    ///                                    wrong type (the message names it), or opt->assume is not a
+    ///                                    known model_type, or the file's own is known.
     ///            KVC_E_OUT_OF_RANGE      A number beyond reason.
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_config_from_hf(
+        json: *const c_char,
+        opt: *const kvc_hf_options,
+        config: *mut kvc_config,
+        layers: *mut kvc_layer,
+        n: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// kvc_config_from_hf with opt = NULL, and its statuses.
+    ///
+    /// ```text
+    /// Expected:  those of kvc_config_from_hf.
+    /// Misuse:    those of kvc_config_from_hf.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_config_from_hf_json(

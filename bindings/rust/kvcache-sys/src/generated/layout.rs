@@ -46,6 +46,9 @@ layouts! {
         executor @ 144, max_cross_len @ 152, state_stride @ 160, num_state_slots @ 168,
         event_capacity @ 176,
     }
+    kvc_hf_options = 24 {
+        struct_size @ 0, flags @ 8, assume @ 16,
+    }
     kvc_plan_info = 160 {
         struct_size @ 0, page_size @ 8, num_layers @ 12, layer_begin @ 16, layer_end @ 20,
         num_groups @ 24, num_layer_regions @ 28, num_pages @ 32, page_bytes @ 40,
@@ -169,7 +172,7 @@ layouts! {
         struct_size @ 0, ext @ 8, executor @ 16, cpu_isa @ 24, full @ 28, attn @ 32, positions @ 40,
         rope @ 48, stream @ 56,
     }
-    kvc_api = 1072 {
+    kvc_api = 1080 {
         struct_size @ 0, abi_version @ 8, reserved @ 12, get_abi_version @ 16, version_string @ 24,
         status_name @ 32, has_feature @ 40, device_query @ 48, set_logger @ 56, config_init @ 64,
         plan_create @ 72, plan_destroy @ 80, plan_info_get @ 88, plan_layer_get @ 96,
@@ -203,7 +206,7 @@ layouts! {
         transport_stats_get @ 984, transport_close @ 992, transport_destroy @ 1000,
         transfer_recv @ 1008, transfer_ticket @ 1016, transfer_send @ 1024, transfer_query @ 1032,
         transfer_wait @ 1040, transfer_fence @ 1048, transfer_cancel @ 1056,
-        transfer_destroy @ 1064,
+        transfer_destroy @ 1064, config_from_hf @ 1072,
     }
     DLDevice = 8 {
         device_type @ 0, device_id @ 4,

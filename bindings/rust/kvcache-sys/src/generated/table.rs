@@ -967,4 +967,13 @@ pub struct kvc_api {
     ) -> kvc_status,
     /// [`kvc_transfer_destroy`]
     pub transfer_destroy: unsafe extern "C" fn(transfer: *mut kvc_transfer),
+    /// [`kvc_config_from_hf`]
+    pub config_from_hf: unsafe extern "C" fn(
+        json: *const c_char,
+        opt: *const kvc_hf_options,
+        config: *mut kvc_config,
+        layers: *mut kvc_layer,
+        n: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status,
 }

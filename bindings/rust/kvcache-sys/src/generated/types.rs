@@ -677,6 +677,19 @@ pub struct kvc_config {
     pub event_capacity: i64,
 }
 
+/// How kvc_config_from_hf reads a file. All zero: as the file says.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_hf_options {
+    pub struct_size: usize,
+    /// \0.
+    pub flags: u64,
+    /// A model_type that is known ("llama" for a plain decoder). Its rules read a file whose own
+    /// model_type is missing or not known. Lists of kinds of layers and patterns of windows decide
+    /// all the same. One warning is logged. NULL: none. Borrowed for the call.
+    pub assume: *const c_char,
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_plan_info {
@@ -1775,6 +1788,7 @@ sized_structs! {
     kvc_allocator
     kvc_executor
     kvc_config
+    kvc_hf_options
     kvc_plan_info
     kvc_group_info
     kvc_layer_info
