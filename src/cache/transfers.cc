@@ -53,6 +53,25 @@ void check_equal(int64_t theirs, int64_t mine, const char* what) {
             ll(theirs), what, ll(mine));
 }
 
+// While it lives, forwards count as none: the host program has not made them.
+class UncountedForwards {
+ public:
+  explicit UncountedForwards(CacheCounters& counters) : counters_(counters), before_(counters) {}
+  ~UncountedForwards() {
+    counters_.forwards = before_.forwards;
+    counters_.tokens_appended = before_.tokens_appended;
+    counters_.no_pages = before_.no_pages;
+    counters_.step_bytes = before_.step_bytes;
+    counters_.step_copies = before_.step_copies;
+  }
+  UncountedForwards(const UncountedForwards&) = delete;
+  UncountedForwards& operator=(const UncountedForwards&) = delete;
+
+ private:
+  CacheCounters& counters_;
+  const CacheCounters before_;
+};
+
 void note_news(TransferLink& link) noexcept { link.news.fetch_add(1, std::memory_order_release); }
 
 }  // namespace
@@ -507,6 +526,7 @@ void CacheTransfers::drop(HeldPages& held) noexcept {
 
 // Appends the tokens without content, as kvc_seq_reserve does.
 void CacheTransfers::reserve(const ReceiveRequest& request, bool is_new) {
+  const UncountedForwards uncounted(core_.counters);
   if (is_new) core_.sequences.add(request.seq);
   int64_t most = request.num_tokens;
   if (core_.spec().max_tokens_per_forward != 0)

@@ -60,6 +60,31 @@ TEST(Transfers, LengthsAroundPagesArrive) {
   }
 }
 
+TEST(Transfers, RoomThatIsReservedCountsAsNoForward) {
+  Net net({attention_layer(), attention_layer(0, 3)}, 1024);
+  Cache first(net.config), second(net.config);
+  const TestTransport transport;
+  for (const int64_t count : {1200, 1300}) append_pattern(first, 1, count, 7);
+  append_pattern(second, 2, 5, 8);
+  const kvc_stats before = stats_of(second);
+  const auto expect_same_counts = [&](const char* after) {
+    const kvc_stats now = stats_of(second);
+    EXPECT_EQ(now.forwards, before.forwards) << after;
+    EXPECT_EQ(now.forwards_aborted, before.forwards_aborted) << after;
+    EXPECT_EQ(now.tokens_appended, before.tokens_appended) << after;
+    EXPECT_EQ(now.no_pages, before.no_pages) << after;
+    EXPECT_EQ(now.step_bytes, before.step_bytes) << after;
+    EXPECT_EQ(now.step_copies, before.step_copies) << after;
+  };
+  transfer(first, 1, second, recv_desc(1, 2500), transport.get(), transport.get());
+  expect_same_counts("after an arrival");
+  kvc_transfer* out = nullptr;
+  const kvc_recv_desc large = recv_desc(3, 3000);
+  EXPECT_EQ(kvc_transfer_recv(second.get(), transport.get(), &large, &out, nullptr),
+            KVC_E_NO_PAGES);
+  expect_same_counts("after a refusal");
+}
+
 TEST(Transfers, TokensThatTheReceiverHasDoNotTravel) {
   Net net({attention_layer(), attention_layer()}, 64);
   Cache first(net.config), second(net.config);

@@ -160,10 +160,9 @@ Bytes description_near(Input& input) {
   return bytes;
 }
 
-// Without what counts reservations.
+// Without what reservations raise for good.
 CacheState rest_of(kvc_cache* cache) {
   CacheState state = state_of(cache);
-  state.stats.forwards = state.stats.tokens_appended = 0;
   state.stats.pages_peak = 0;
   return state;
 }
