@@ -128,20 +128,14 @@ kvc_status load(Call& c) {
   return kvc_seq_load(c.player.cache, &desc, count, seqs, nullptr, c.err);
 }
 
-// Both sides of a transfer, which end with this object.
-struct Transfer {
-  kvc_transport* transport = nullptr;
-  kvc_transfer *receiving = nullptr, *sending = nullptr;
-  ~Transfer() {
-    kvc_transfer_destroy(sending);
-    kvc_transfer_destroy(receiving);
-    kvc_transport_destroy(transport);
-  }
-};
-
+// With `num_tokens` the senders have not computed all of them yet, and both sides stay open.
 kvc_status transfer(Call& c) {
   kvc_cache* cache = c.player.cache;
   const auto seq = c.step.get<kvc_seq>("seq");
+  std::vector<kvc_cache*> senders;
+  for (const auto& name : c.step.get("senders", std::vector<std::string>{}))
+    senders.push_back(c.player.cache_of(name));
+  if (senders.empty()) senders.push_back(cache);
   kvc_recv_desc recv{};
   recv.struct_size = sizeof recv;
   recv.seq = c.step.get<kvc_seq>("to");
@@ -149,20 +143,21 @@ kvc_status transfer(Call& c) {
   recv.flags = c.step.get<bool>("publish") ? KVC_TRANSFER_PUBLISH : 0;
   kvc_seq_info info{};
   info.struct_size = sizeof info;
-  kvc_status status = kvc_seq_info_get(cache, seq, &info, c.err);
+  kvc_status status = kvc_seq_info_get(senders[0], seq, &info, c.err);
   if (status != KVC_OK) return status;
-  recv.num_tokens = info.length - recv.begin;
+  recv.num_tokens = c.step.get("num_tokens", info.length - recv.begin);
   recv.cross_length = recv.begin == 0 ? info.cross_length : 0;
-  Transfer both;
+  recv.sender_tp_size = static_cast<int32_t>(senders.size());
+  auto all = std::make_unique<Transfer>();
   kvc_transport_desc open{};
   open.struct_size = sizeof open;
-  status = kvc_transport_open(&open, &both.transport, c.err);
+  status = kvc_transport_open(&open, &all->transport, c.err);
   if (status != KVC_OK) return status;
-  status = kvc_transfer_recv(cache, both.transport, &recv, &both.receiving, c.err);
+  status = kvc_transfer_recv(cache, all->transport, &recv, &all->receiving, c.err);
   if (status != KVC_OK) return status;
   char ticket[4096];
   size_t size = sizeof ticket;
-  status = kvc_transfer_ticket(both.receiving, ticket, &size, c.err);
+  status = kvc_transfer_ticket(all->receiving, ticket, &size, c.err);
   if (status != KVC_OK) return status;
   kvc_send_desc send{};
   send.struct_size = sizeof send;
@@ -170,11 +165,16 @@ kvc_status transfer(Call& c) {
   send.begin = recv.begin;
   send.ticket = ticket;
   send.ticket_len = size;
-  status = kvc_transfer_send(cache, both.transport, &send, &both.sending, c.err);
-  if (status != KVC_OK) return status;
-  constexpr int64_t kMinute = 60'000'000'000;
-  status = kvc_transfer_wait(both.sending, kMinute, c.err);
-  return status != KVC_OK ? status : kvc_transfer_wait(both.receiving, kMinute, c.err);
+  send.mode = c.step.has("num_tokens") ? KVC_SEND_AS_COMPUTED : KVC_SEND_NOW;
+  send.tp_size = static_cast<int32_t>(senders.size());
+  for (; status == KVC_OK && send.tp_rank < send.tp_size; ++send.tp_rank) {
+    all->sending.push_back(nullptr);
+    status = kvc_transfer_send(senders.at(static_cast<size_t>(send.tp_rank)), all->transport, &send,
+                               &all->sending.back(), c.err);
+  }
+  if (status != KVC_OK || send.mode == KVC_SEND_NOW) return all->wait(status, c.err);
+  c.player.transfer = std::move(all);
+  return KVC_OK;
 }
 
 kvc_status export_pool(Call& c) {
@@ -320,6 +320,22 @@ kvc_status events(Call& c) {
 
 }  // namespace
 
+Transfer::~Transfer() {
+  for (kvc_transfer* one : sending) kvc_transfer_destroy(one);
+  kvc_transfer_destroy(receiving);
+  kvc_transport_destroy(transport);
+}
+
+kvc_status Transfer::wait(kvc_status status, kvc_error* err) const {
+  constexpr int64_t kMinute = 60'000'000'000;
+  for (size_t i = 0; i < sending.size() && status == KVC_OK; ++i)
+    status = kvc_transfer_wait(sending[i], kMinute, err);
+  if (status == KVC_OK) return kvc_transfer_wait(receiving, kMinute, err);
+  EXPECT_EQ(kvc_transfer_cancel(receiving, nullptr), KVC_OK);
+  EXPECT_NE(kvc_transfer_wait(receiving, kMinute, nullptr), KVC_OK);
+  return status;
+}
+
 void add_cache_calls(std::map<std::string, Handler>& handlers) {
   handlers["plan"] = plan;
   handlers["add"] = [](Call& c) { return kvc_seq_add(c.player.cache, c.seq(), c.err); };
@@ -361,6 +377,10 @@ void add_cache_calls(std::map<std::string, Handler>& handlers) {
   handlers["commit"] = commit;
   handlers["save"] = save;
   handlers["transfer"] = transfer;
+  handlers["arrive"] = [](Call& c) {
+    const std::unique_ptr<Transfer> all = std::move(c.player.transfer);
+    return all->wait(KVC_OK, c.err);
+  };
   handlers["load"] = load;
   handlers["export_pool"] = export_pool;
   handlers["stored"] = [](Call& c) {

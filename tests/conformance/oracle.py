@@ -34,9 +34,9 @@ def vector(kind, layer, token, head, size):
     return [value(kind, layer, token, head, element) for element in range(size)]
 
 
-def tokens(kind, layer, ids, heads, dim):
+def tokens(kind, layer, ids, heads, dim, first_head=0):
     """Flat [tokens][heads][dim]."""
-    return [x for token in ids for head in range(heads)
+    return [x for token in ids for head in range(first_head, first_head + heads)
             for x in vector(kind, layer, token, head, dim)]
 
 

@@ -20,32 +20,59 @@ const std::map<std::string, Handler>& handlers() {
 }
 
 Player::Player(const Json& scenario, kvc_cpu_isa cpu_isa)
-    : isa(cpu_isa),
-      case_(scenario),
-      tolerance_(case_.get<double>("tolerance")),
-      config_(case_.object("config"), cpu_isa) {}
+    : isa(cpu_isa), case_(scenario), tolerance_(case_.get<double>("tolerance")) {}
 
 Player::~Player() {
-  kvc_cache_destroy(cache);
-  kvc_plan_destroy(plan);
+  use("");
+  others_.emplace("", *this);
+  for (const auto& [unused, side] : others_) {
+    kvc_cache_destroy(side.cache);
+    kvc_plan_destroy(side.plan);
+  }
+}
+
+void Player::use(const std::string& name) {
+  if (name == name_) return;
+  Side& next = others_.at(name);
+  others_[name_] = *this;
+  static_cast<Side&>(*this) = next;
+  others_.erase(name);
+  name_ = name;
+}
+
+void Player::add_side(const Fields& config, const std::string& name) {
+  const Config& kept = configs_.emplace_back(config, isa);
+  Side& side = name.empty() ? *this : others_[name];
+  kvc_error error{};
+  ASSERT_EQ(kvc_plan_create(&kept.call(), &side.plan, &error), KVC_OK) << error.message;
+  ASSERT_EQ(kvc_cache_create(side.plan, &side.cache, &error), KVC_OK) << error.message;
 }
 
 void Player::run() {
-  kvc_error error{};
-  ASSERT_EQ(kvc_plan_create(&config_.call(), &plan, &error), KVC_OK) << error.message;
-  ASSERT_EQ(kvc_cache_create(plan, &cache, &error), KVC_OK) << error.message;
+  add_side(case_.object("config"), "");
+  for (const auto& [name, unused] : case_.members("caches"))
+    add_side(case_.object("caches").object(name.c_str()), name);
+  if (testing::Test::HasFailure()) return;
   for (const Json& step : case_.at("steps")) {
     SCOPED_TRACE(step.dump().substr(0, 300));
     run_step(Fields(step));
     if (testing::Test::HasFailure()) return;
   }
   SCOPED_TRACE("after the last step");
-  finish();
+  EXPECT_EQ(transfer, nullptr) << "a transfer that nobody waits for";
+  transfer.reset();
+  std::vector<std::string> names{name_};
+  for (const auto& [name, unused] : others_) names.push_back(name);
+  for (const std::string& name : names) {
+    use(name);
+    finish();
+  }
   case_.refuse_unread("case");
   EXPECT_GT(checks_, 0) << "the case checks nothing";
 }
 
 void Player::run_step(const Fields& step) {
+  use(step.get("cache", std::string()));
   const auto allowed = step.get("status", std::vector<std::string>{"KVC_OK"});
   const std::string before = step.has("status") ? snapshot() : "";
   kvc_error error{};

@@ -3,7 +3,9 @@
 
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "tests/conformance/config.h"
 
@@ -15,7 +17,30 @@ struct HostPool {
   kvc_op_pool call{};
 };
 
-class Player {
+// One cache of a case.
+struct Side {
+  kvc_plan* plan = nullptr;
+  kvc_cache* cache = nullptr;
+  kvc_forward* fwd = nullptr;  // The last one, also when it has ended.
+  bool open = false;
+};
+
+// A transfer from each of `senders` to one receiver. Both ends end with this object.
+struct Transfer {
+  kvc_transport* transport = nullptr;
+  kvc_transfer* receiving = nullptr;
+  std::vector<kvc_transfer*> sending;
+
+  Transfer() = default;
+  ~Transfer();
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+  // Waits for the senders, then for the receiver, who is cancelled where a sender has failed.
+  kvc_status wait(kvc_status status, kvc_error* err) const;
+};
+
+// As a Side it is the one that the step is about.
+class Player : public Side {
  public:
   Player(const Json& scenario, kvc_cpu_isa cpu_isa);
   ~Player();
@@ -31,17 +56,21 @@ class Player {
   // Number of the page table that a layer reads.
   int32_t group_of(int32_t layer) const;
   std::vector<int64_t> seq_pages(kvc_seq seq, int32_t group) const;
+  // The cache of a name.
+  kvc_cache* cache_of(const std::string& name) const {
+    return name == name_ ? cache : others_.at(name).cache;
+  }
 
   const kvc_cpu_isa isa;
-  kvc_plan* plan = nullptr;
-  kvc_cache* cache = nullptr;
-  kvc_forward* fwd = nullptr;  // the last one, also when it has ended
-  bool open = false;
   std::map<std::string, std::map<std::string, HostTensor>> partials;  // "out" and "lse" by name
   std::map<std::string, HostPool> pools;
   std::map<std::string, std::vector<char>> files;  // state files by name
+  std::unique_ptr<Transfer> transfer;              // The one that waits to arrive.
 
  private:
+  void add_side(const Fields& config, const std::string& name);
+  // Makes the cache of a name the one that steps are about.
+  void use(const std::string& name);
   void run_step(const Fields& step);
   void check_expectations(const Fields& expect);
   void check_fields(const Json& actual, const Fields& expected, const char* key,
@@ -54,7 +83,9 @@ class Player {
 
   const Fields case_;
   const double tolerance_;
-  const Config config_;
+  std::deque<Config> configs_;
+  std::string name_;                    // Of the cache that steps are about.
+  std::map<std::string, Side> others_;  // The other caches.
   int64_t checks_ = 0;
 };
 

@@ -117,18 +117,19 @@ def near(flat):
 class Layer:
     """What the formulas take of a layer."""
 
-    def __init__(self, json, layers):
+    def __init__(self, json, layers, rank):
         self.kind = json.get("kind", "ATTENTION")
         pages, mla = self.kind in ("ATTENTION", "CROSS"), self.kind == "MLA"
         heads, q_heads = json.get("heads", int(pages)), json.get("q_heads", int(mla))
         k_dim, v_dim = json.get("k_dim", 4 if pages else 0), json.get("v_dim", 0)
-        rank, rope_dim = json.get("latent_rank", 0), json.get("latent_rope_dim", 0)
+        latent, rope_dim = json.get("latent_rank", 0), json.get("latent_rope_dim", 0)
         self.number, self.keys = len(layers), len(layers)
         self.kv_heads, self.q_heads = 1 if mla else heads, q_heads or heads
-        self.k_dim, self.v_dim = (rank + rope_dim, rank) if mla else (k_dim, v_dim or k_dim)
-        self.v_is_k = json.get("v_is_k", False) or rank > 0
+        self.first_head = rank * heads  # Of the model's: the rank keeps a run of its heads.
+        self.k_dim, self.v_dim = (latent + rope_dim, latent) if mla else (k_dim, v_dim or k_dim)
+        self.v_is_k = json.get("v_is_k", False) or latent > 0
         rope = json.get("rope")
-        self.rope = Rope(rope, rope_dim if mla else k_dim, rank if mla else 0)
+        self.rope = Rope(rope, rope_dim if mla else k_dim, latent if mla else 0)
         quant, dtype = json.get("quant", "NONE"), json.get("dtype", "f32")
         v_quant = json.get("v_quant", quant)
         keep = json.get("keep_tokens", 0)
@@ -143,6 +144,7 @@ class Layer:
                 source = layers[self.keys]
                 self.kv_heads, self.k_dim, self.v_dim = source.kv_heads, source.k_dim, source.v_dim
                 self.v_is_k, self.rope = source.v_is_k, source.rope
+                self.first_head = source.first_head
                 self.k_storage, self.v_storage = source.k_storage, source.v_storage
                 self.q_heads = q_heads or source.kv_heads
         call = {"kind": KINDS.index(self.kind), "num_kv_heads": heads, "num_q_heads": q_heads,
@@ -187,7 +189,7 @@ class Model:
     def __init__(self, config):
         self.layers = []
         for layer in config["layers"]:
-            self.layers.append(Layer(layer, self.layers))
+            self.layers.append(Layer(layer, self.layers, config.get("rank", 0)))
         self.page_size = config.get("page_size", 4)
         self.has_storage = config.get("storage", "OWNED") != "NONE"
         end = config.get("layer_end", 0)
@@ -204,7 +206,7 @@ class Rows:
     """One attention call, as the formulas take it."""
 
     def __init__(self, ids, q_heads=1, kv_heads=1, k_dim=4, v_dim=4, v_is_k=False, rope=None,
-                 q_layer=0, keys=0, k_storage=Storage(), v_storage=Storage()):
+                 q_layer=0, keys=0, k_storage=Storage(), v_storage=Storage(), first_head=0):
         self.ids, self.q_heads, self.kv_heads, self.k_dim, self.v_dim = (
             ids,
             q_heads,
@@ -213,7 +215,19 @@ class Rows:
             v_dim,
         )
         self.v_is_k, self.rope, self.q_layer, self.keys = v_is_k, rope or Rope(), q_layer, keys
-        self.k_storage, self.v_storage = k_storage, v_storage
+        self.k_storage, self.v_storage, self.first_head = k_storage, v_storage, first_head
+
+    def given(self, kind, token, head):
+        """K or V of a head as a call gives it."""
+        dim = self.k_dim if kind == KEY else self.v_dim
+        return oracle.vector(kind, self.keys, token, self.first_head + head, dim)
+
+    def rows(self, kind, ids, padding):
+        ids, dim = self.ids if ids is None else ids, self.k_dim if kind == KEY else self.v_dim
+        if self.first_head == 0:
+            return formula(kind, self.keys, ids, self.kv_heads, dim, padding)
+        return literal([len(ids) + padding, self.kv_heads, dim],
+                       oracle.tokens(kind, self.keys, ids, self.kv_heads, dim, self.first_head))
 
     def q(self, step, padding=1):
         how = step.get("q", "zero")
@@ -224,12 +238,10 @@ class Rows:
         return formula(QUERY, self.q_layer, self.ids, self.q_heads, self.k_dim, padding)
 
     def k(self, ids=None, padding=1):
-        return formula(KEY, self.keys, self.ids if ids is None else ids, self.kv_heads, self.k_dim,
-                       padding)
+        return self.rows(KEY, ids, padding)
 
     def v(self, ids=None, padding=1):
-        return formula(VALUE, self.keys, self.ids if ids is None else ids, self.kv_heads,
-                       self.v_dim, padding)
+        return self.rows(VALUE, ids, padding)
 
     def kv(self, ids=None, padding=1):
         return {"k": self.k(ids, padding), **({} if self.v_is_k else {"v": self.v(ids, padding)})}
@@ -237,7 +249,7 @@ class Rows:
     def stored_key(self, token, head, position, use_long, was_at=None):
         """K as it is kept, which is rotated with rotation on append. What was kept at `was_at` is
         rotated on from there, and not rounded again."""
-        k = oracle.vector(KEY, self.keys, token, head, self.k_dim)
+        k = self.given(KEY, token, head)
         if self.rope.mode != "ON_APPEND":
             return self.k_storage.kept(k, position[0])
         if was_at is not None and was_at != position[0]:
@@ -251,7 +263,7 @@ class Rows:
         return self.rope.turn(k, position, use_long) if self.rope.mode == "ON_READ" else k
 
     def value(self, token, head, place=None):
-        return self.v_storage.kept(oracle.vector(VALUE, self.keys, token, head, self.v_dim), place)
+        return self.v_storage.kept(self.given(VALUE, token, head), place)
 
     def values(self, ids, places=None):
         return [x for token, place in zip(ids, places or [None] * len(ids))

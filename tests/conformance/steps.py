@@ -14,6 +14,14 @@ SEQ_OPS = ["FORK", "POP", "SHIFT"]
 KEY_TYPES = {"ADAPTER": 1, "MEDIA": 2, "USER": 256}
 PREFIX_FLAGS = {"ALL_TOKENS": 1, "WHOLE_BLOCKS": 2}
 
+class Side:
+    """A cache: its model, and the batch of its last forward."""
+
+    def __init__(self, config):
+        self.model = Model(config)
+        self.seqs, self.lengths, self.ids, self.cross_ids = [], [], [], []
+
+
 EXPECT = {"lengths", "available_pages", "empty", "total_length", "seqs", "info", "pages", "stats"}
 
 
@@ -22,8 +30,9 @@ class Writer(LayerSteps, OperatorSteps):
 
     def __init__(self, scenario):
         self.scenario = scenario
-        self.model = Model(scenario["config"])
-        self.seqs, self.lengths, self.ids, self.cross_ids = [], [], [], []
+        caches = scenario.get("caches", {})
+        self.sides = {name: Side(caches[name]) for name in caches}
+        self.sides[""] = self.side = Side(scenario["config"])
         self.next_id, self.given_positions, self.refused = 0, {}, False
         self.saturated = 0  # Elements that did not fit when they were stored; None: not known.
 
@@ -36,9 +45,10 @@ class Writer(LayerSteps, OperatorSteps):
                 raise ValueError(f"step {number} {dict(step)}: {error}") from error
         if not any(checks(step) for step in steps):
             raise ValueError("the scenario checks nothing")
+        others = {name: side.model.call for name, side in self.sides.items() if name}
         return {"name": self.scenario["name"], "about": self.scenario["about"],
-                "tolerance": self.scenario.get("tolerance", 1e-5), "config": self.model.call,
-                "steps": steps}
+                "tolerance": self.scenario.get("tolerance", 1e-5), "config": self.sides[""].model.call,
+                **({"caches": others} if others else {}), "steps": steps}
 
     def written(self, number, step):
         """The calls of a step. The first has its status; `expect` holds after the last."""
@@ -48,8 +58,9 @@ class Writer(LayerSteps, OperatorSteps):
         self.refused = allowed != ["KVC_OK"]
         if self.refused and "KVC_OK" in allowed:
             raise ValueError("a step succeeds, or it does not")
+        self.side = self.sides[step.get("cache", "")]
         calls = getattr(self, step["op"])(step)
-        calls = [{"from": number, **call}
+        calls = [{"from": number, **step.given("cache"), **call}
                  for call in (calls if isinstance(calls, list) else [calls])]
         if self.refused:
             calls[0]["status"] = allowed
@@ -78,11 +89,9 @@ class Writer(LayerSteps, OperatorSteps):
             return
         for token in ids:
             for head in range(rows.kv_heads):
-                self.saturated += rows.k_storage.saturated(
-                    oracle.vector(KEY, rows.keys, token, head, rows.k_dim))
+                self.saturated += rows.k_storage.saturated(rows.given(KEY, token, head))
                 if not rows.v_is_k:
-                    self.saturated += rows.v_storage.saturated(
-                        oracle.vector(VALUE, rows.keys, token, head, rows.v_dim))
+                    self.saturated += rows.v_storage.saturated(rows.given(VALUE, token, head))
 
     def answer(self, step, key, needed=False):
         """What a call has to answer, unless it is refused."""
@@ -95,17 +104,17 @@ class Writer(LayerSteps, OperatorSteps):
         return self.given_positions.get(token, [token])
 
     def layer(self, number):
-        known = 0 <= number < len(self.model.layers)
-        return self.model.layers[number if known else 0]
+        known = 0 <= number < len(self.side.model.layers)
+        return self.side.model.layers[number if known else 0]
 
     def rows(self, number, ids=None, q_heads=None):
         """Shapes of a call on a layer. One that does not exist gets those of layer 0."""
         layer = self.layer(number)
         heads = (layer.q_heads, layer.kv_heads) if layer.q_heads > 0 else (1, 1)
         dims = (layer.k_dim, layer.v_dim) if layer.k_dim > 0 else (4, 4)
-        return Rows(self.ids if ids is None else ids, q_heads or heads[0], heads[1], *dims,
+        return Rows(self.side.ids if ids is None else ids, q_heads or heads[0], heads[1], *dims,
                     layer.v_is_k, layer.rope, layer.number, layer.keys, layer.k_storage,
-                    layer.v_storage)
+                    layer.v_storage, layer.first_head)
 
     def plain(self, step, *keys):
         return {"op": step["op"]} | step.given(*keys)
@@ -113,7 +122,7 @@ class Writer(LayerSteps, OperatorSteps):
     # ---- the plan, the cache, sequences
 
     def plan(self, step):
-        model = Model(step["config"]) if "config" in step else self.model
+        model = Model(step["config"]) if "config" in step else self.side.model
         call = {"op": "plan", **({"config": model.call} if "config" in step else {})}
         call |= self.answer(step, "groups")
         for key in ("request_pages", "layers"):
@@ -140,8 +149,8 @@ class Writer(LayerSteps, OperatorSteps):
         return self.plain(step, "seqs", "file", "flip")
 
     def transfer(self, step):
-        return {**self.plain(step, "seq", "to"), "begin": step.get("begin", 0),
-                "publish": step.get("publish", False)}
+        return {**self.plain(step, "seq", "to", "senders", "num_tokens"),
+                "begin": step.get("begin", 0), "publish": step.get("publish", False)}
 
     def pop(self, step):
         return self.plain(step, "seq", "n")
@@ -155,7 +164,7 @@ class Writer(LayerSteps, OperatorSteps):
     def nothing(self, step):
         return self.plain(step)
 
-    clear = prefix_reset = nothing
+    clear = prefix_reset = arrive = nothing
 
     def resize(self, step):
         return self.plain(step, "num_pages")
@@ -199,8 +208,8 @@ class Writer(LayerSteps, OperatorSteps):
         if self.refused:
             return call
         call["num_tokens"] = len(ids)
-        self.seqs, self.lengths, self.ids = step["seqs"], lengths, ids
-        self.cross_ids = [first[entry] + i for entry, length in enumerate(cross)
+        self.side.seqs, self.side.lengths, self.side.ids = step["seqs"], lengths, ids
+        self.side.cross_ids = [first[entry] + i for entry, length in enumerate(cross)
                           for i in range(length)]
         self.next_id = max([self.next_id, *(token + 1 for token in ids)])
         if positions is not None:
@@ -220,14 +229,14 @@ class Writer(LayerSteps, OperatorSteps):
         calls = [self.begin(step)]
         shared = step.given("q", "at", "was_at", "q_at", "long_from", "opt")
         more = step.given("sees", "cross_sees", "get", "set", "layer_sees")
-        for number in self.model.slice if self.model.has_storage else ():
-            layer = self.model.layers[number]
+        for number in self.side.model.slice if self.side.model.has_storage else ():
+            layer = self.side.model.layers[number]
             sees = more.get("layer_sees", {}).get(str(number), more.get("sees"))
             part = {"layer": number, **shared, **({} if sees is None else {"sees": sees})}
             if layer.keeps_tokens or layer.kind == "SHARED":
                 calls.append(self.attn(Fields([*part.items(), ("append", layer.keeps_tokens)])))
             elif layer.kind == "CROSS":
-                part = {"layer": number, "give": bool(self.cross_ids), **step.given("q")}
+                part = {"layer": number, "give": bool(self.side.cross_ids), **step.given("q")}
                 part |= {"sees": more["cross_sees"]} if "cross_sees" in more else {}
                 calls.append(self.cross(Fields(list(part.items()))))
             elif layer.kind == "STATE":
@@ -240,7 +249,7 @@ class Writer(LayerSteps, OperatorSteps):
 
     def positions(self, step):
         values = step.get("values", [])
-        out = integers(values) if values else {"shape": [len(self.ids)], "dtype": "i32"}
+        out = integers(values) if values else {"shape": [len(self.side.ids)], "dtype": "i32"}
         if self.refused:
             out.pop("values", None)
         return {"op": "positions", "out": out if self.refused else {**out, "exact": True}}
@@ -250,9 +259,9 @@ class Writer(LayerSteps, OperatorSteps):
         call = {"op": "tables", "layer": number, **step.given("kind")}
         if self.refused or "kind" in step:
             return call
-        lengths = ([0] * len(self.seqs)
-                   if self.model.layers[number].kind == "CROSS" else self.lengths)
-        call |= {"page_size": self.model.page_size, "new_tokens": lengths}
+        lengths = ([0] * len(self.side.seqs)
+                   if self.side.model.layers[number].kind == "CROSS" else self.side.lengths)
+        call |= {"page_size": self.side.model.page_size, "new_tokens": lengths}
         return call | step.given("indptr", "last_page_len", "seq_lens", "qo_indptr",
                                  "page_position")
 
@@ -294,7 +303,7 @@ class Writer(LayerSteps, OperatorSteps):
 
     def stored(self, step):
         ids, begin, end = self.span(step)
-        own = [n for n in self.model.slice if self.model.layers[n].keeps_tokens]
+        own = [n for n in self.side.model.slice if self.side.model.layers[n].keeps_tokens]
         call = {"op": "stored", "seq": step["seq"], "begin": begin, "end": end}
         return [self.stored_in(step, number, ids, call, max(0, end - begin))
                 for number in ([step["layer"]] if "layer" in step else own)]
@@ -313,13 +322,13 @@ class Writer(LayerSteps, OperatorSteps):
     def stack(self, step, mla):
         """Layers of one kind, which have equal shapes, and the shapes of a call over all."""
         kind = "MLA" if mla else "ATTENTION"
-        layers = [number for number in self.model.slice if self.model.layers[number].kind == kind]
+        layers = [number for number in self.side.model.slice if self.side.model.layers[number].kind == kind]
         rows = self.rows(layers[0] if layers else 0)
 
         def shapes(count):
             k = [count, rows.k_dim] if mla else [count, rows.kv_heads, rows.k_dim]
             both = {"k": k} if mla else {"k": k, "v": [count, rows.kv_heads, rows.v_dim]}
-            return {key: [len(self.model.slice), *shape] for key, shape in both.items()}
+            return {key: [len(self.side.model.slice), *shape] for key, shape in both.items()}
 
         return layers, rows, shapes
 
@@ -330,7 +339,7 @@ class Writer(LayerSteps, OperatorSteps):
         if not self.refused:
             found = [self.stored_rows(step, number, ids) for number in layers]
             for i, key in enumerate(results):
-                results[key]["rows"] = [number - self.model.slice[0] for number in layers]
+                results[key]["rows"] = [number - self.side.model.slice[0] for number in layers]
                 results[key]["values"] = [x for both in found for x in both[i]]
         return {"op": step["op"], "seq": step["seq"], "begin": begin, "end": end, **results}
 
@@ -346,8 +355,8 @@ class Writer(LayerSteps, OperatorSteps):
             kind, dim = (KEY, rows.k_dim) if key == "k" else (VALUE, rows.v_dim)
             given[key] = literal(
                 shape,
-                [x for number in self.model.slice
-                 for x in oracle.tokens(kind, number, ids, rows.kv_heads, dim)],
+                [x for number in self.side.model.slice
+                 for x in oracle.tokens(kind, number, ids, rows.kv_heads, dim, rows.first_head)],
             )
         return {"op": step["op"], "seq": step["seq"], "begin": step["begin"], **given}
 

@@ -108,10 +108,11 @@ class LayerSteps:
         rows, flat = self.rows(step["layer"]), []
         self.count_saturated(rows, rows.ids)
         for token in rows.ids:
-            heads = ((QUERY, rows.q_layer, rows.q_heads), (KEY, rows.keys, rows.kv_heads),
-                     (VALUE, rows.keys, rows.kv_heads))
-            for kind, layer, count in heads:
-                part = oracle.tokens(kind, layer, [token], count, rows.k_dim)
+            heads = ((QUERY, rows.q_layer, rows.q_heads, 0),
+                     (KEY, rows.keys, rows.kv_heads, rows.first_head),
+                     (VALUE, rows.keys, rows.kv_heads, rows.first_head))
+            for kind, layer, count, first in heads:
+                part = oracle.tokens(kind, layer, [token], count, rows.k_dim, first)
                 flat += ([0] * len(part)
                          if kind == QUERY and step.get("q", "zero") == "zero" else part)
         qkv = literal([len(rows.ids) + 1, rows.q_heads + 2 * rows.kv_heads, rows.k_dim], flat)
@@ -152,8 +153,8 @@ class LayerSteps:
     def cross(self, step):
         rows, gives = self.rows(step["layer"]), step.get("give", False)
         if gives:
-            self.count_saturated(rows, self.cross_ids)
-        inputs = rows.kv(self.cross_ids) if gives else {}
+            self.count_saturated(rows, self.side.cross_ids)
+        inputs = rows.kv(self.side.cross_ids) if gives else {}
         return self.attend("cross", step, inputs, rows, layer=step["layer"])
 
     def shared_kv(self, step):
@@ -171,11 +172,11 @@ class LayerSteps:
     def states(self, step):
         layer, number, shape = self.state_of(step)
         flat = [x for token in step["values"] for x in layer.state_value(number, token)]
-        return layer, number, literal([len(self.seqs) + 1, *shape], flat)
+        return layer, number, literal([len(self.side.seqs) + 1, *shape], flat)
 
     def state_get(self, step):
         _, number, want = self.states(step)
-        want |= {"exact": True, "untouched": len(self.seqs)}
+        want |= {"exact": True, "untouched": len(self.side.seqs)}
         want = {"shape": want["shape"]} if self.refused else want
         return {"op": "state_get", "layer": step["layer"], "state": number, "out": want}
 
@@ -190,17 +191,17 @@ class LayerSteps:
     def per_entry(self):
         """(entry, ids of its new tokens)."""
         begin = 0
-        for entry, length in enumerate(self.lengths):
-            yield entry, self.ids[begin : begin + length]
+        for entry, length in enumerate(self.side.lengths):
+            yield entry, self.side.ids[begin : begin + length]
             begin += length
 
     def linear(self, step):
         model = self.linear_of(step, step)
         call = {"op": "linear", "layer": step["layer"],
-                **linear_call(model, self.ids, step.get("state", 0))}
+                **linear_call(model, self.side.ids, step.get("state", 0))}
         if model.skip:
             call["skip"] = literal([model.heads], model.skips())
-        out = {"shape": [len(self.ids), model.heads, model.v_dim]}
+        out = {"shape": [len(self.side.ids), model.heads, model.v_dim]}
         if "history" in step and not self.refused:
             out["values"] = []
             for entry, own in self.per_entry():
@@ -218,13 +219,13 @@ class LayerSteps:
             "layer": step["layer"],
             "state": number,
             "activation": ACTIVATIONS.index(activation),
-            "x": {"shape": [len(self.ids), channels], "kind": INPUT, "layer": step["layer"],
-                  "ids": runs(self.ids)},
+            "x": {"shape": [len(self.side.ids), channels], "kind": INPUT, "layer": step["layer"],
+                  "ids": runs(self.side.ids)},
             "weight": literal([channels, width], [x for row in weight for x in row]),
         }
         if biased:
             call["bias"] = literal([channels], bias)
-        out = {"shape": [len(self.ids), channels]}
+        out = {"shape": [len(self.side.ids), channels]}
         if "history" in step and not self.refused:
             out["values"] = []
             for entry, own in self.per_entry():

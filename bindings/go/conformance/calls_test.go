@@ -35,7 +35,8 @@ func init() {
 		"commit":   func(c *call) error { return c.cache.CommitTree(c.step.ints("seqs"), c.step.ints32("leaves")) },
 		"save":     (*call).save,
 		"load":     (*call).load,
-		"transfer": (*call).transfer,
+		"transfer": (*call).send,
+		"arrive":   (*call).arrive,
 		"can_append": func(c *call) error {
 			missing, err := c.cache.CanAppend(c.step.ints("seqs"), c.step.ints("lengths"))
 			return c.answer("missing", missing, err)
@@ -280,43 +281,87 @@ func (c *call) load() error {
 	return c.cache.Load(file, kvcache.LoadOptions{}, c.step.ints("seqs")...)
 }
 
-// transfer sends a sequence to another one of the same cache. What fails leaves nothing behind: the receiving side is
-// waited for as well.
-func (c *call) transfer() error {
+// transfer is one from each of some senders to one receiver.
+type transfer struct {
+	transport *kvcache.Transport
+	receiving *kvcache.Transfer
+	sending   []*kvcache.Transfer
+}
+
+func (t *transfer) close() {
+	for _, one := range append(t.sending, t.receiving) {
+		if one != nil {
+			one.Close()
+		}
+	}
+	t.transport.Close(0)
+}
+
+// wait waits for the senders, then for the receiver, who is canceled where a sender has failed.
+func (t *transfer) wait(err error) error {
+	defer t.close()
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	seq, to, begin := c.seq(), c.step.i64("to"), c.step.i64Or("begin", 0)
-	publish := c.step.flag("publish")
-	info, err := c.cache.SeqInfo(seq)
+	for i := 0; i < len(t.sending) && err == nil; i++ {
+		err = t.sending[i].Wait(ctx)
+	}
+	if err == nil {
+		return t.receiving.Wait(ctx)
+	}
+	if canceled := t.receiving.Cancel(); canceled != nil {
+		return canceled
+	}
+	_ = t.receiving.Wait(ctx)
+	return err
+}
+
+// send opens a transfer. With num_tokens the senders have not computed all of them yet, and both sides stay open.
+func (c *call) send() error {
+	seq, begin, asComputed := c.seq(), c.step.i64Or("begin", 0), c.step.has("num_tokens")
+	senders := []*kvcache.Cache{}
+	for _, name := range c.step.texts("senders") {
+		senders = append(senders, c.sides[name].cache)
+	}
+	if len(senders) == 0 {
+		senders = append(senders, c.cache)
+	}
+	options := kvcache.ReceiveOptions{Seq: c.step.i64("to"), Begin: begin, Publish: c.step.flag("publish"),
+		SenderTPSize: len(senders)}
+	info, err := senders[0].SeqInfo(seq)
 	if err != nil {
 		return err
 	}
-	options := kvcache.ReceiveOptions{Seq: to, Begin: begin, NumTokens: info.Length - begin, Publish: publish}
+	options.NumTokens = c.step.i64Or("num_tokens", info.Length-begin)
 	if begin == 0 {
 		options.CrossLength = info.CrossLength
 	}
-	transport, err := c.lib.NewTransport(kvcache.TransportOptions{})
+	all := &transfer{}
+	all.transport, err = c.lib.NewTransport(kvcache.TransportOptions{})
 	c.ok(err)
-	defer transport.Close(0)
-	receiving, err := c.cache.Receive(transport, options)
+	all.receiving, err = c.cache.Receive(all.transport, options)
 	if err != nil {
+		all.close()
 		return err
 	}
-	defer receiving.Close()
-	ticket, err := receiving.Ticket()
+	ticket, err := all.receiving.Ticket()
 	c.ok(err)
-	sending, err := c.cache.Send(transport, seq, ticket, kvcache.SendOptions{Begin: begin})
-	if err == nil {
-		defer sending.Close()
-		err = sending.Wait(ctx)
+	for rank := 0; rank < len(senders) && err == nil; rank++ {
+		var one *kvcache.Transfer
+		one, err = senders[rank].Send(all.transport, seq, ticket, kvcache.SendOptions{Begin: begin,
+			AsComputed: asComputed, TPRank: rank, TPSize: len(senders)})
+		all.sending = append(all.sending, one)
 	}
-	if err != nil {
-		c.ok(receiving.Cancel())
+	if err != nil || !asComputed {
+		return all.wait(err)
 	}
-	if received := receiving.Wait(ctx); err == nil {
-		err = received
-	}
-	return err
+	c.player.transfer = all
+	return nil
+}
+
+func (c *call) arrive() error {
+	all := c.player.transfer
+	c.player.transfer = nil
+	return all.wait(nil)
 }
 
 func (c *call) exportPool() error {

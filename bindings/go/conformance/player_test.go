@@ -14,16 +14,23 @@ import (
 	kvcache "github.com/libkvcache/libkvcache/bindings/go"
 )
 
+// side is one cache of a case.
+type side struct {
+	plan  *kvcache.Plan
+	cache *kvcache.Cache
+	fwd   *kvcache.Forward // the last one, also when it has ended
+	open  bool
+}
+
 // player plays one case.
 type player struct {
 	*testing.T
+	*side     // the one that the step is about
+	sides     map[string]*side
+	transfer  *transfer // the one that waits to arrive
 	lib       *kvcache.Library
 	isa       kvcache.ISA
 	tolerance float64
-	plan      *kvcache.Plan
-	cache     *kvcache.Cache
-	fwd       *kvcache.Forward // the last one, also when it has ended
-	open      bool
 	checks    int
 	partials  map[string]map[string]*host // results of attention that a later step merges
 	pools     map[string]*kvcache.OpPool
@@ -100,7 +107,7 @@ func configOf(from *fields, isa kvcache.ISA) *kvcache.Config {
 }
 
 func play(t *testing.T, lib *kvcache.Library, from *fields, isa kvcache.ISA) {
-	p := &player{T: t, lib: lib, isa: isa, partials: map[string]map[string]*host{},
+	p := &player{T: t, sides: map[string]*side{}, lib: lib, isa: isa, partials: map[string]map[string]*host{},
 		pools: map[string]*kvcache.OpPool{}, files: map[string][]byte{}}
 	step := &fields{members: map[string]any{"op": "before the first step"}, read: map[string]bool{}}
 	defer func() {
@@ -112,17 +119,37 @@ func play(t *testing.T, lib *kvcache.Library, from *fields, isa kvcache.ISA) {
 		}
 	}()
 	p.tolerance = toFloat(from.at("tolerance"))
-	var err error
-	p.plan, err = lib.NewPlan(configOf(from.object("config"), isa))
-	p.ok(err)
-	defer p.plan.Close()
-	p.cache, err = p.plan.NewCache()
-	p.ok(err)
-	defer p.cache.Close()
+	defer p.close()
+	p.add("", from.object("config"))
+	for _, name := range from.object("caches").keys() {
+		p.add(name, from.object("caches").object(name))
+	}
 	for _, one := range from.list("steps") {
 		step = one.(*fields)
 		p.run(step)
 	}
+	if p.transfer != nil {
+		p.Fatal("a transfer that nobody waits for")
+	}
+	for _, p.side = range p.sides {
+		p.finish()
+	}
+	refuseUnread(from, "case")
+	if p.checks == 0 {
+		p.Fatal("the case checks nothing")
+	}
+}
+
+// add makes the cache of a name.
+func (p *player) add(name string, config *fields) {
+	plan, err := p.lib.NewPlan(configOf(config, p.isa))
+	p.ok(err)
+	p.sides[name] = &side{plan: plan}
+	p.sides[name].cache, err = plan.NewCache()
+	p.ok(err)
+}
+
+func (p *player) finish() {
 	if p.open {
 		p.ok(p.fwd.Abort())
 	}
@@ -135,13 +162,22 @@ func play(t *testing.T, lib *kvcache.Library, from *fields, isa kvcache.ISA) {
 		p.Fatal("pages leak: all sequences are gone")
 	}
 	p.ok(p.cache.Check())
-	refuseUnread(from, "case")
-	if p.checks == 0 {
-		p.Fatal("the case checks nothing")
+}
+
+func (p *player) close() {
+	if p.transfer != nil {
+		p.transfer.close()
+	}
+	for _, side := range p.sides {
+		if side.cache != nil {
+			side.cache.Close()
+		}
+		side.plan.Close()
 	}
 }
 
 func (p *player) run(step *fields) {
+	p.side = p.sides[step.text("cache")]
 	allowed, before := []string{"KVC_OK"}, ""
 	if step.has("status") {
 		allowed, before = step.texts("status"), p.snapshot()

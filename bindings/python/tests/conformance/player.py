@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 
@@ -64,10 +65,24 @@ def config_of(fields):
 class Player:
     def __init__(self, case):
         self.case, self.tolerance, self.checks = case, case["tolerance"], 0
-        self.cache = kvcache.Cache(config_of(case["config"]))
-        self.plan = self.cache.plan
-        self.fwd = None  # the last one, also when it has ended
+        configs = {"": case["config"], **dict(case["caches"].every() if "caches" in case else ())}
+        self.caches = {name: kvcache.Cache(config_of(config)) for name, config in configs.items()}
+        self.forwards = dict.fromkeys(self.caches)  # the last of each, also when it has ended
+        self.name = ""  # of the cache that the step is about
+        self.transfer = None  # the one that waits to arrive
         self.partials, self.pools, self.files = {}, {}, {}
+
+    @property
+    def cache(self):
+        return self.caches[self.name]
+
+    @property
+    def plan(self):
+        return self.cache.plan
+
+    @property
+    def fwd(self):
+        return self.forwards[self.name]
 
     # ---- comparisons
 
@@ -126,6 +141,7 @@ class Player:
     # ---- the run
 
     def play(self, step):
+        self.name = step.get("cache", "")
         allowed, error = step.get("status", ["KVC_OK"]), None
         before = self.snapshot() if "status" in step else None
         try:
@@ -153,13 +169,15 @@ class Player:
                     f"step {step['from']} {str(step)[:300]}: {failure}"
                 ) from failure
             step.get("from")
-        if self.fwd is not None and self.fwd.is_open:
-            self.fwd.abort()
-        for seq in self.cache.seqs():
-            self.cache.remove(seq)
-        assert self.cache.is_empty, "pages leak: all sequences are gone"
-        self.cache.check()
-        self.cache.close()
+        assert self.transfer is None, "a transfer that nobody waits for"
+        for self.name in self.caches:
+            if self.fwd is not None and self.fwd.is_open:
+                self.fwd.abort()
+            for seq in self.cache.seqs():
+                self.cache.remove(seq)
+            assert self.cache.is_empty, "pages leak: all sequences are gone"
+            self.cache.check()
+            self.cache.close()
         refuse_unread(self.case, "case")
         assert self.checks > 0, "the case checks nothing"
 
@@ -244,7 +262,7 @@ def begin(p, step):
         **step.given("tree_parents", "cross_lengths", "partial"),
     )
     p.answer(step, "num_tokens", opened.num_tokens)
-    p.fwd = opened
+    p.forwards[p.name] = opened
 
 
 def positions(p, step):
@@ -485,20 +503,50 @@ def load(p, step):
 
 
 def transfer(p, step):
+    """With `num_tokens` the senders have not computed all of them yet, and both sides stay open."""
     seq, to, begin, publish = (step[name] for name in ("seq", "to", "begin", "publish"))
-    source = p.cache.info(seq)
+    as_computed = "num_tokens" in step
+    senders = [p.caches[name] for name in step.get("senders", [p.name])]
+    source = senders[0].info(seq)
     transport = kvcache.Transport()
     receiving = p.cache.receive(
         transport,
         to,
-        source.length - begin,
+        step.get("num_tokens", source.length - begin),
         begin=begin,
         cross_length=source.cross_length if begin == 0 else 0,
         publish=publish,
+        sender_tp_size=len(senders),
     )
-    sending = p.cache.send(transport, seq, receiving.ticket, begin=begin)
-    sending.wait(60)
+    words = {"begin": begin, "as_computed": as_computed, "tp_size": len(senders)}
+    with cancelling(receiving):
+        sending = [
+            sender.send(transport, seq, receiving.ticket, tp_rank=rank, **words)
+            for rank, sender in enumerate(senders)
+        ]
+    p.transfer = transport, receiving, sending
+    if not as_computed:
+        arrive(p, step)
+
+
+def arrive(p, step):
+    (_, receiving, sending), p.transfer = p.transfer, None
+    with cancelling(receiving):
+        for one in sending:
+            one.wait(60)
     receiving.wait(60)
+
+
+@contextlib.contextmanager
+def cancelling(receiving):
+    """The receiver is cancelled where a sender fails."""
+    try:
+        yield
+    except kvcache.Error:
+        receiving.cancel()
+        with contextlib.suppress(kvcache.Error):
+            receiving.wait(60)
+        raise
 
 
 HANDLERS = {
@@ -517,6 +565,7 @@ HANDLERS = {
     "save": save,
     "load": load,
     "transfer": transfer,
+    "arrive": arrive,
     "can_append": lambda p, step: p.answer(
         step, "missing", p.cache.can_append(step["seqs"], step["lengths"])
     ),

@@ -2,7 +2,7 @@
 
 use crate::case::{Fields, HostTensor, Json};
 use crate::config::{config_of, kind, rope_of};
-use crate::player::{integers, Answer, HostPool, HostScales, Played, Player, Target};
+use crate::player::{integers, Answer, HostPool, HostScales, Moving, Played, Player, Target};
 use kvcache::ops::{self, OpOptions, Pool, PoolMut, Scales, ScalesMut, Table};
 use kvcache::{
     Activation, AttnOptions, Batch, CacheRef, Decay, Error, EventKind, Forward, LinearInputs, LinearOptions,
@@ -212,25 +212,58 @@ fn load(p: &Player, cache: &mut CacheRef, step: Fields<'_>) -> Answer {
     cache.load(&file, &step.ints("seqs"), &LoadOptions::default())
 }
 
-/// Sends a sequence to another one of the same cache. What fails leaves nothing behind: the receiving side is
-/// waited for as well.
-fn transfer(cache: &mut CacheRef, step: Fields<'_>) -> Answer {
-    const LONG: Option<Duration> = Some(Duration::from_secs(60));
-    let (seq, mut options) = (step.seq(), ReceiveOptions::new(step.int("to"), 0));
-    (options.begin, options.publish) = (step.int_or("begin", 0), step.flag("publish"));
-    let info = cache.seq_info(seq)?;
-    options.num_tokens = info.length - options.begin;
-    options.cross_length = if options.begin == 0 { info.cross_length } else { 0 };
+/// The cache of a name, where `cache` is the one that the step is about.
+fn named<'a>(p: &'a mut Player, cache: &'a mut CacheRef, name: &str) -> &'a mut CacheRef {
+    match name == p.name {
+        true => cache,
+        false => &mut p.sides.get_mut(name).expect("a cache of the case").cache,
+    }
+}
+
+/// With `num_tokens` the senders have not computed all of them yet, and both sides stay open.
+fn transfer(p: &mut Player, cache: &mut CacheRef, step: Fields<'_>) -> Answer {
+    let (seq, begin, as_computed) = (step.seq(), step.int_or("begin", 0), step.has("num_tokens"));
+    let mut senders: Vec<_> = step.list("senders").iter().map(|name| name.as_str().unwrap()).collect();
+    if senders.is_empty() {
+        senders.push(step.text("cache"));
+    }
+    let mut options = ReceiveOptions::new(step.int("to"), 0);
+    (options.begin, options.publish) = (begin, step.flag("publish"));
+    let info = named(p, cache, senders[0]).seq_info(seq)?;
+    options.num_tokens = step.int_or("num_tokens", info.length - begin);
+    options.cross_length = if begin == 0 { info.cross_length } else { 0 };
+    options.sender_tp_size = senders.len() as i32;
     let transport = Transport::open(&TransportOptions::default())?;
     let receiving = cache.receive(&transport, &options)?;
     let ticket = receiving.ticket()?;
-    let sent = cache
-        .send(&transport, seq, options.begin, &ticket, &SendOptions::default())
-        .and_then(|sending| cache.wait_transfer(&sending, LONG));
-    if sent.is_err() {
-        receiving.cancel()?;
+    let mut moving = Moving { transport, receiving, sending: Vec::new() };
+    let (mut send, mut sent) = (SendOptions::default(), Ok(()));
+    (send.as_computed, send.tp_size) = (as_computed, options.sender_tp_size);
+    for name in senders {
+        sent = sent.and_then(|()| {
+            let one = named(p, cache, name).send(&moving.transport, seq, begin, &ticket, &send)?;
+            moving.sending.push((name.into(), one));
+            Ok(())
+        });
+        send.tp_rank += 1;
     }
-    sent.and(cache.wait_transfer(&receiving, LONG))
+    if sent.is_err() || !as_computed {
+        return arrive(p, cache, moving, sent);
+    }
+    p.moving = Some(moving);
+    Ok(())
+}
+
+/// Waits for the senders, then for the receiver, who is cancelled where a sender has failed.
+fn arrive(p: &mut Player, cache: &mut CacheRef, moving: Moving, mut sent: Answer) -> Answer {
+    const LONG: Option<Duration> = Some(Duration::from_secs(60));
+    for (name, one) in &moving.sending {
+        sent = sent.and_then(|()| named(p, cache, name).wait_transfer(one, LONG));
+    }
+    if sent.is_err() {
+        moving.receiving.cancel()?;
+    }
+    sent.and(cache.wait_transfer(&moving.receiving, LONG))
 }
 
 fn on_cache_mut(p: &mut Player, cache: &mut CacheRef, step: Fields<'_>) -> Option<Played> {
@@ -252,7 +285,11 @@ fn on_cache_mut(p: &mut Player, cache: &mut CacheRef, step: Fields<'_>) -> Optio
         "commit" => cache.tree_commit(&step.ints("seqs"), &step.ints32("leaves")),
         "save" => save(p, cache, step),
         "load" => load(p, cache, step),
-        "transfer" => transfer(cache, step),
+        "transfer" => transfer(p, cache, step),
+        "arrive" => {
+            let moving = p.moving.take().expect("a transfer that waits to arrive");
+            arrive(p, cache, moving, Ok(()))
+        }
         "export_pool" => export_pool(p, cache, step),
         "store" | "store_kv" | "store_mla" => store(cache, step),
         "store_state" => {

@@ -3,8 +3,10 @@
 use crate::calls;
 use crate::case::{elements_of, Fields, HostTensor};
 use crate::config::config_of;
-use kvcache::{Cache, CacheRef, CpuIsa, Error, Forward, ManagedTensor, OpLayout, Plan, SeqId};
-use std::collections::HashMap;
+use kvcache::{
+    Cache, CacheRef, CpuIsa, Error, Forward, ManagedTensor, OpLayout, Plan, SeqId, Transfer, Transport,
+};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::rc::Rc;
 
@@ -23,9 +25,28 @@ pub enum HostScales {
     PerTokenHead { k: HostTensor, v: Option<HostTensor> },
 }
 
+/// A cache of a case.
+pub struct Side {
+    plan: Rc<Plan>,
+    pub cache: Cache,
+}
+
+/// A transfer from each of some senders, whose caches have names, to one receiver.
+pub struct Moving {
+    pub transport: Transport,
+    pub receiving: Transfer,
+    pub sending: Vec<(String, Transfer)>,
+}
+
 pub struct Player {
     pub isa: CpuIsa,
+    /// Plan and name of the cache that the step is about.
     pub plan: Rc<Plan>,
+    pub name: String,
+    /// The other caches.
+    pub sides: BTreeMap<String, Side>,
+    /// The transfer that waits to arrive.
+    pub moving: Option<Moving>,
     tolerance: f64,
     /// Results of attention that a later step merges: out and LSE.
     pub partials: HashMap<String, (HostTensor, HostTensor)>,
@@ -161,6 +182,15 @@ impl Player {
         text
     }
 
+    /// The snapshot before a step that may be refused.
+    fn before(&self, step: Fields<'_>, cache: &CacheRef) -> String {
+        if step.has("status") {
+            self.snapshot(cache)
+        } else {
+            String::new()
+        }
+    }
+
     fn check_expectations(&mut self, cache: &CacheRef, expect: Fields<'_>) {
         for (seq, wanted) in expect.members("lengths") {
             let length = cache.length(number(seq)).unwrap();
@@ -218,7 +248,7 @@ impl Player {
 
     /// A step that neither opens nor closes a forward for later ones.
     fn play(&mut self, mut target: Target<'_, '_>, step: Fields<'_>) {
-        let before = if step.has("status") { self.snapshot(target.cache()) } else { String::new() };
+        let before = self.before(step, target.cache());
         match calls::play(self, &mut target, step) {
             Some(answer) => self.judge(step, target.cache(), &answer, &before),
             None => self.skip(step, target.cache()),
@@ -235,6 +265,11 @@ impl Player {
     ) -> (usize, Answer) {
         for (at, step) in all.iter().enumerate().skip(*current + 1) {
             *current = at;
+            assert_eq!(
+                step.text("cache"),
+                self.name,
+                "the forward of a cache is closed before another's steps"
+            );
             match step.text("op") {
                 "end" => return (at, forward.end()),
                 "abort" => return (at, forward.abort()),
@@ -244,41 +279,59 @@ impl Player {
         (all.len(), forward.abort())
     }
 
-    fn play_all(&mut self, cache: &mut CacheRef, all: &[Fields<'_>], current: &mut usize) {
-        while let Some(step) = all.get(*current).copied() {
-            match step.text("op") {
-                "begin" => {
-                    let before = self.snapshot(cache);
-                    let opened = calls::begin(self, cache, step).map(|forward| {
-                        self.judge(step, forward.cache(), &Ok(()), &before);
-                        self.play_open(forward, all, current)
-                    });
-                    match opened {
-                        Ok((closed, answer)) => {
-                            *current = closed;
-                            match all.get(closed) {
-                                Some(step) => self.judge(*step, cache, &answer, ""),
-                                None => answer.unwrap(),
-                            }
-                        }
-                        Err(error) => self.judge(step, cache, &Err(error), &before),
-                    }
+    /// A forward from its begin to its end.
+    fn play_forward(&mut self, cache: &mut CacheRef, all: &[Fields<'_>], current: &mut usize) {
+        let step = all[*current];
+        let before = self.before(step, cache);
+        let opened = calls::begin(self, cache, step).map(|forward| {
+            self.judge(step, forward.cache(), &Ok(()), &before);
+            self.play_open(forward, all, current)
+        });
+        match opened {
+            Ok((closed, answer)) => {
+                *current = closed;
+                match all.get(closed) {
+                    Some(step) => self.judge(*step, cache, &answer, ""),
+                    None => answer.unwrap(),
                 }
-                "end" | "abort" => self.skip(step, cache),
-                _ => self.play(Target::Cache(cache), step),
             }
+            Err(error) => self.judge(step, cache, &Err(error), &before),
+        }
+    }
+
+    fn play_all(&mut self, all: &[Fields<'_>], current: &mut usize) {
+        while let Some(step) = all.get(*current).copied() {
+            self.name = step.text("cache").into();
+            let mut side = self.sides.remove(&self.name).expect("a cache of the case");
+            self.plan = side.plan.clone();
+            match step.text("op") {
+                "begin" => self.play_forward(&mut side.cache, all, current),
+                "end" | "abort" => self.skip(step, &side.cache),
+                _ => self.play(Target::Cache(&mut side.cache), step),
+            }
+            self.sides.insert(self.name.clone(), side);
             *current += 1;
         }
     }
 }
 
+fn side_of(config: Fields<'_>, isa: CpuIsa) -> Side {
+    let plan = Plan::new(&config_of(config, isa)).unwrap();
+    let cache = Cache::new(&plan).unwrap();
+    Side { plan: Rc::new(plan), cache }
+}
+
 /// Plays a case; `current` is the step it is at. Returns how many steps could not be written.
 pub fn run(case: Fields<'_>, isa: CpuIsa, current: &mut usize) -> usize {
-    let plan = Plan::new(&config_of(case.object("config"), isa)).unwrap();
-    let mut cache = Cache::new(&plan).unwrap();
+    let caches = case.members("caches").map(|(name, config)| (name.into(), side_of(Fields(config), isa)));
+    let mut sides: BTreeMap<String, Side> = caches.collect();
+    sides.insert(String::new(), side_of(case.object("config"), isa));
     let mut player = Player {
         isa,
-        plan: Rc::new(plan),
+        plan: sides[""].plan.clone(),
+        name: String::new(),
+        sides,
+        moving: None,
         tolerance: case.num("tolerance"),
         partials: HashMap::new(),
         pools: HashMap::new(),
@@ -288,12 +341,15 @@ pub fn run(case: Fields<'_>, isa: CpuIsa, current: &mut usize) -> usize {
     };
     let steps: Vec<_> = case.list("steps").iter().map(Fields).collect();
     steps.iter().for_each(|step| assert!(step.has("from")));
-    player.play_all(&mut cache, &steps, current);
-    for seq in cache.sequences().unwrap() {
-        cache.remove(seq).unwrap();
+    player.play_all(&steps, current);
+    assert!(player.moving.is_none(), "a transfer that nobody waits for");
+    for Side { cache, .. } in player.sides.values_mut() {
+        for seq in cache.sequences().unwrap() {
+            cache.remove(seq).unwrap();
+        }
+        assert!(cache.is_empty(), "pages leak: all sequences are gone");
+        cache.check().unwrap();
     }
-    assert!(cache.is_empty(), "pages leak: all sequences are gone");
-    cache.check().unwrap();
     case.refuse_unread("case");
     assert!(player.checks > 0, "the case checks nothing");
     player.inexpressible
