@@ -18,7 +18,7 @@ from .packed import PackedSteps
 from .rows import Step, check_states
 from .saved import load_rows, save_rows
 from .specs import NO_STORAGE, LayerSpec, Storage, decoder_config, layer_specs
-from .storage import storage_type
+from .storage import KEPT, check_kept, storage_type
 from .store import Store
 from .undo import UndoneCalls, locked, undone_on_failure
 
@@ -35,16 +35,18 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
 
     Pages are planned when the first tokens come. dtype: how they store K and V, a torch.dtype or a word of ``kvcache plan
     --kv-dtype``: "fp32", "fp16", "bf16", and with a scale per token and head "int8", "fp8" (e4m3) and "fp8_e5m2". None: as the
-    first K has it. New tokens are rounded before anything attends to them, so chunks of a prompt do not change results. Without `num_pages` and `byte_budget` the pool grows as needed;
-    with one of them a full pool raises kvcache's NoPages error, and nothing has happened. The same holds for every forward of a
-    transformers model that raises.
+    first K has it. New tokens are rounded before anything attends to them, so chunks of a prompt do not change results.
+    keep_tokens: so many leading tokens of each row (attention sinks) are read in bfloat16 where the others have 8 bits; in
+    gather mode padding counts. Without `num_pages` and `byte_budget` the pool grows as needed; with one of them a full pool
+    raises kvcache's NoPages error, and nothing has happened. The same holds for every forward of a transformers model that
+    raises.
 
     Caches that share pages (branch) may be used in threads: their forwards wait for one another.
     """
 
     def __init__(self, config, mode: str = "gather", *, page_size: int = 16, num_pages: int | None = None,
                  byte_budget: int | None = None, num_threads: int | None = None, mla: str = "latent",
-                 dtype: str | torch.dtype | None = None):
+                 dtype: str | torch.dtype | None = None, keep_tokens: int = 0):
         if mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
         if mla not in MLA_MODES:
@@ -55,10 +57,11 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         self.mode = mode
         self.mla = mla
         self._stored_as = storage_type(dtype)
+        check_kept(keep_tokens, self._stored_as)
         self.record_past = False
         self.store: Store | None = None
         self._limits = dict(page_size=page_size, num_pages=num_pages, byte_budget=byte_budget, num_threads=num_threads,
-                            stored_as=self._stored_as)
+                            stored_as=self._stored_as, keep_tokens=keep_tokens)
         self._more_limits: dict = {}  # what a Server adds
         self._shapes: dict[int | str, Storage] = {}  # of layers that differ from the first one, by index and by type
         self._first: list | None = []  # K and V of the first forward, while another plan may be needed
@@ -300,14 +303,18 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         first = state.first_kept(old)
         whole = self._read(layer, first, old, extra=count, like=(keys, values))
         for part, new, rows in zip(whole, (keys, values), packed):
-            part[:, :, old - first:] = new.detach() if self._stored_as is None else self._rounded(rows)
+            part[:, :, old - first:] = new.detach() if self._stored_as is None else self._rounded(rows, old)
         self._step.done.add(layer)
         state.seen += count
         return whole
 
-    def _rounded(self, packed: torch.Tensor) -> torch.Tensor:
-        """Packed rows of the step as later steps read them, [batch, heads, tokens, dim]."""
-        return self._step.unpack(self._stored_as.rounded(packed)).transpose(1, 2)
+    def _rounded(self, packed: torch.Tensor, past: int) -> torch.Tensor:
+        """Packed rows of the step, which begin behind `past` tokens, as later steps read them: [batch, heads, tokens, dim]."""
+        rounded = self._step.unpack(self._stored_as.rounded(packed)).transpose(1, 2)
+        kept = self._limits["keep_tokens"] - past
+        if kept > 0:
+            rounded[:, :, :kept] = self._step.unpack(KEPT.rounded(packed)).transpose(1, 2)[:, :, :kept]
+        return rounded
 
     def _check_step(self, layer: int, batch: int, count: int) -> None:
         if (batch, count) != (self._step.batch, self._step.tokens):

@@ -31,7 +31,7 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
 
     def _begin_beside(self, own: PagedCache) -> None:
         """The decoder's cache is there, and the encoder has given nothing yet."""
-        limits = {name: value for name, value in own._limits.items() if name != "stored_as"}
+        limits = {name: value for name, value in own._limits.items() if name not in ("stored_as", "keep_tokens")}
         encoder = _EncoderCache(own.config, **limits)
         encoder._limits["stored_as"] = own._stored_as
         super().__init__(own, encoder)
@@ -100,9 +100,9 @@ def _check_offloading(offloading: bool) -> None:
 class _GatheredEncoderCache(PagedCache):
     """The encoder's K and V as ordinary full layers: given once, gathered whenever the model asks."""
 
-    def __init__(self, config, mode: str = "gather", *, offloading: bool = False, **limits):
+    def __init__(self, config, mode: str = "gather", *, offloading: bool = False, keep_tokens: int = 0, **limits):
         _check_offloading(offloading)
-        super().__init__(config, mode, **limits)
+        super().__init__(config, mode, **limits)  # keep_tokens: of the decoder alone
 
     def _read_specs(self) -> list[LayerSpec]:
         return [LayerSpec(spec.index, FULL) for spec in layer_specs(self.config)]
@@ -157,7 +157,7 @@ class _EncoderCache(compat.Cache):
         _check_offloading(offloading)
         self.config = decoder_config(config)
         self.store: Store | None = None
-        self._limits = {name: value for name, value in limits.items() if name not in ("mla", "dtype")}
+        self._limits = {name: value for name, value in limits.items() if name not in ("mla", "dtype", "keep_tokens")}
         self._limits["stored_as"] = storage_type(limits.get("dtype"))
         self._count = len(layer_specs(self.config))
         self._rows: list[int] = []

@@ -72,6 +72,7 @@ def save_rows(cache, path, model_id: str | None) -> None:
     header = dict(
         config=_described(cache.config), mode=cache.mode, mla=cache.mla, dtype=str(cache._dtype).removeprefix("torch."),
         stored_as=_word(cache._stored_as), record_past=cache.record_past, page_size=cache._limits["page_size"],
+        keep_tokens=cache._limits["keep_tokens"],
         rows=len(cache._rows), seen=[layer.seen if isinstance(layer, KVLayer) else None for layer in cache.layers],
         real=None if cache._real is None else ["".join("01"[one] for one in row) for row in cache._real.tolist()],
         storage=[asdict(one) for one in cache._storage], states=states,
@@ -136,7 +137,8 @@ def load_rows(make, path, config, *, mode, dtype, model_id, **limits):
     header, tensors, rows = _read(path)
     if limits["page_size"] is None:
         limits["page_size"] = header["page_size"]
-    cache = make(config, header["mode"], mla=header["mla"], dtype=header["stored_as"], **limits)
+    cache = make(config, header["mode"], mla=header["mla"], dtype=header["stored_as"],
+                 keep_tokens=header.get("keep_tokens", 0), **limits)
     _check(header, cache.config, mode, dtype)
     cache._dtype = getattr(torch, header["dtype"])
     cache._storage = [Storage(**one) for one in header["storage"]]

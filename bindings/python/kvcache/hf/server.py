@@ -71,7 +71,8 @@ class Server:
 
     def __init__(self, model, *, max_batch: int = 64, max_step_tokens: int = 512, share_prefixes: bool = True,
                  page_size: int = 16, num_pages: int | None = None, byte_budget: int | None = None,
-                 num_threads: int | None = None, mla: str = "latent", dtype: str | torch.dtype | None = None):
+                 num_threads: int | None = None, mla: str = "latent", dtype: str | torch.dtype | None = None,
+                 keep_tokens: int = 0):
         if max_batch < 1:
             raise ValueError(f"max_batch: expected at least 1, got {max_batch}")
         if max_step_tokens < 1:
@@ -81,7 +82,7 @@ class Server:
         self.max_step_tokens = max_step_tokens
         self.share_prefixes = share_prefixes
         self.cache = PagedCache(model.config, "fused", page_size=page_size, num_pages=num_pages, byte_budget=byte_budget,
-                                num_threads=num_threads, mla=mla, dtype=dtype)
+                                num_threads=num_threads, mla=mla, dtype=dtype, keep_tokens=keep_tokens)
         _check_servable(self.cache)
         self.cache._more_limits = dict(max_step_tokens=max_step_tokens + max_batch)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -42,6 +42,16 @@ STORAGE_TYPES = {
 }
 
 
+KEPT = STORAGE_TYPES["bf16"]  # How tokens of `keep_tokens` are read.
+
+
+def check_kept(keep_tokens: int, stored_as: StorageType | None) -> None:
+    if not isinstance(keep_tokens, int) or keep_tokens < 0:
+        raise ValueError(f"keep_tokens: expected a number of tokens, got {keep_tokens!r}")
+    if keep_tokens and (stored_as is None or stored_as.quant == "none"):
+        raise ValueError(f"keep_tokens = {keep_tokens}: pages of dtype {stored_as and stored_as.name!r} have no tokens of 8 bits")
+
+
 def storage_type(dtype: str | torch.dtype | None) -> StorageType | None:
     """What `PagedCache(dtype=...)` means. None: the type of the model's K."""
     if dtype is None:

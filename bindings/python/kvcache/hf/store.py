@@ -16,13 +16,13 @@ from .storage import StorageType
 FIRST_PAGES = 1024  # of a pool that grows as needed; memory is committed when pages are written
 
 
-def _layer(one: Storage, stored_as: StorageType) -> kvcache.Layer:
+def _layer(one: Storage, stored_as: StorageType, keep_tokens: int) -> kvcache.Layer:
     if one.kind == "none":
         return kvcache.Layer(kind="none")
     return kvcache.Layer(
         kind=one.kind, num_q_heads=one.q_heads, num_kv_heads=one.kv_heads, k_dim=one.k_dim, v_dim=one.v_dim,
         dtype=stored_as.name, quant=stored_as.quant, window=one.window, chunk=one.chunk, latent_rank=one.latent_rank,
-        latent_rope_dim=one.rope_dim,
+        latent_rope_dim=one.rope_dim, keep_tokens=0 if one.kind == "cross" else keep_tokens,
     )
 
 
@@ -31,10 +31,10 @@ class Store:
 
     def __init__(self, layers: list[Storage], dtype: torch.dtype, *, page_size: int = 16, num_pages: int | None = None,
                  byte_budget: int | None = None, num_threads: int | None = None, max_step_tokens: int = 0,
-                 stored_as: StorageType | None = None):
+                 stored_as: StorageType | None = None, keep_tokens: int = 0):
         self.grows = num_pages is None and byte_budget is None
         self.cache = kvcache.Cache(
-            layers=[_layer(one, stored_as or StorageType(dtype)) for one in layers],
+            layers=[_layer(one, stored_as or StorageType(dtype), keep_tokens) for one in layers],
             page_size=page_size,
             num_pages=num_pages or (FIRST_PAGES if self.grows else 0),
             byte_budget=byte_budget or 0,

@@ -27,12 +27,19 @@ def rounded(states, word):
 
 
 class RoundedCache(DynamicCache):
-    def __init__(self, config, word):
-        super().__init__(config=config)
-        self.word = word
+    """`keep`: the first tokens are rounded to bfloat16 instead."""
 
-    def update(self, key_states, value_states, *args, **kwargs):
-        return super().update(rounded(key_states, self.word), rounded(value_states, self.word), *args, **kwargs)
+    def __init__(self, config, word, keep=0):
+        super().__init__(config=config)
+        self.word, self.keep = word, keep
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        kept = max(self.keep - self.get_seq_length(layer_idx), 0)
+
+        def both(states):
+            return torch.cat((rounded(states[:, :, :kept], "bf16"), rounded(states[:, :, kept:], self.word)), 2)
+
+        return super().update(both(key_states), both(value_states), layer_idx, *args, **kwargs)
 
 
 @pytest.mark.parametrize("word", TYPES)
@@ -45,6 +52,91 @@ def test_gathered_results_are_those_of_rounded_keys_and_values(family, word):
         cache = PagedCache(model.config, dtype=word)
         assert same(generate(model, cache, new=24), generate(model, RoundedCache(model.config, word), new=24))
         cache.store.cache.check()
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 48])
+@pytest.mark.parametrize("keep", [1, 4, 30])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "llama4", "falcon_h1"])
+def test_kept_tokens_are_rounded_to_16_bits(family, keep, page_size):
+    if not V5:
+        pytest.skip("the dynamic cache of version 4 updates its layers in another way")
+    model = families.build(family)
+    ids, _ = families.prompt(2, 20)
+    cache, wanted = PagedCache(model.config, dtype="int8", keep_tokens=keep, page_size=page_size), RoundedCache(model.config, "int8", keep)
+    fused = families.build(family, attention="kvcache")
+    pages = PagedCache(fused.config, "fused", dtype="int8", keep_tokens=keep, page_size=page_size)
+    begin = 0
+    for end in (2, 3, 17, 18, 20):  # a prompt in chunks, whose ends lie before, in and behind the kept tokens
+        with torch.inference_mode():
+            logits = model(input_ids=ids[:, begin:end], past_key_values=wanted).logits
+            assert torch.equal(model(input_ids=ids[:, begin:end], past_key_values=cache).logits, logits)
+            near = fused(input_ids=ids[:, begin:end], past_key_values=pages).logits
+            assert (near - logits).abs().max() < 0.01 * (logits.max() - logits.min())
+        begin = end
+    cache._commit()
+    pages._commit()
+    for one in (cache, pages):
+        one.store.cache.check()
+        assert one.store.cache.plan.layer(one._storage.index(next(s for s in one._storage if s.kind != "none"))).keep_tokens == keep
+    # The first layer's K do not depend on attention: both caches have the same elements.
+    first = next(layer for layer in cache.layers if hasattr(layer, "spec") and layer.spec.has_attention)
+    if not first.spec.chunk:  # of which pages have the current chunk alone
+        assert torch.equal(first.keys[:, :, -2:], pages.layers[first.spec.index].keys[:, :, -2:])
+
+
+def test_kept_tokens_stay_through_crop_branch_choice_and_files(tmp_path):
+    model = families.build("llama")
+    cache = PagedCache(model.config, dtype="fp8", keep_tokens=5)
+    ids, _ = families.prompt(2, 20)
+    with torch.inference_mode():
+        model(input_ids=ids, past_key_values=cache)
+        stored = cache.layers[1].keys.clone()
+        cache.save(tmp_path / "rows")
+        loaded = PagedCache.load(tmp_path / "rows", model.config)
+        branch = cache.branch()
+        for one in (cache, loaded, branch):
+            assert torch.equal(one.layers[1].keys, stored)
+            assert one._limits["keep_tokens"] == 5
+        cache.crop(-17)
+        assert torch.equal(cache.layers[1].keys, stored[:, :, :3])
+        wanted = model(input_ids=ids[:, 3:], past_key_values=cache).logits
+        assert torch.equal(cache.layers[1].keys, stored)
+        loaded.crop(-17)
+        assert torch.equal(model(input_ids=ids[:, 3:], past_key_values=loaded).logits, wanted)
+        branch.batch_select_indices(torch.tensor([1, 1, 0]))
+        assert torch.equal(branch.layers[1].keys, stored[[1, 1, 0]])
+    cache.store.cache.check()
+
+
+def test_kept_tokens_of_given_keys_are_rounded_to_16_bits():
+    config = families.build("llama").config
+    heads, dim = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    given = [tuple(torch.randn(2, heads, 20, dim) for _ in range(2)) for _ in range(3)]
+    for mode in ("gather", "fused"):
+        cache = PagedCache.from_cache(given, config, mode, dtype="int8", keep_tokens=4)
+        for layer, both in zip(cache.layers, given):
+            for ours, states in zip((layer.keys, layer.values), both):
+                assert torch.equal(ours, torch.cat((rounded(states[:, :, :4], "bf16"), rounded(states[:, :, 4:], "int8")), 2))
+
+
+def test_a_server_keeps_tokens_too():
+    model = families.build("llama", attention="kvcache")
+    server = Server(model, dtype="int8", keep_tokens=4, num_pages=64)
+    requests = [server.submit(prompt, 6) for prompt in prompts(4)]
+    server.run()
+    assert all(request.finish == "length" for request in requests)
+    assert server.cache.store.cache.plan.layer(0).keep_tokens == 4
+
+
+@pytest.mark.parametrize("options, text", [
+    (dict(keep_tokens=4), "keep_tokens = 4: pages of dtype None have no tokens of 8 bits"),
+    (dict(keep_tokens=4, dtype="bf16"), "keep_tokens = 4: pages of dtype 'bfloat16' have no tokens of 8 bits"),
+    (dict(keep_tokens=-1, dtype="int8"), "keep_tokens: expected a number of tokens, got -1"),
+    (dict(keep_tokens=1.5, dtype="int8"), "keep_tokens: expected a number of tokens, got 1.5"),
+])
+def test_kept_tokens_need_8_bits(options, text):
+    with pytest.raises(ValueError, match=text):
+        PagedCache(families.build("llama").config, **options)
 
 
 @pytest.mark.parametrize("word", ["int8", "fp8", "fp8_e5m2"])
