@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -31,6 +32,8 @@ struct Shape {
   int32_t page_size;
   int32_t k_dim, kv_heads;
   bool has_window, has_state;
+  // Tensor-parallel: these heads are a run of the model's. 0: they are all.
+  int32_t first_head = 0, all_heads = 0;
 };
 
 // What fills a sequence, however forwards are cut: rows follow from the tokens up to theirs, as
@@ -97,43 +100,75 @@ class SimulatedCache {
   kvc_cache* get() const { return cache_; }
   kvc::Cache& cache() const { return cache_->cache; }
 
-  // Appends tokens [begin, begin + count); false: there are no pages.
-  bool append(kvc_seq seq, const Content& content, int64_t begin, int64_t count,
-              After after = After::kEnd) {
-    (void)kvc_seq_add(cache_, seq, nullptr);
+  // Tokens [begin, begin + count) with their rows.
+  struct Tokens {
+    Tokens(const SimulatedCache& cache, kvc_seq seq, const Content& content, int64_t begin,
+           int64_t count)
+        : seq(seq), ids(content.ids.empty() ? nullptr : content.ids.data() + begin), count(count) {
+      const Shape& shape = cache.shape_;
+      const int32_t all_heads = shape.all_heads != 0 ? shape.all_heads : shape.kv_heads;
+      const auto head_bytes = static_cast<size_t>(shape.k_dim) * sizeof(float);
+      const size_t row_bytes = static_cast<size_t>(shape.kv_heads) * head_bytes;
+      for (int32_t layer = 0; layer < 2; ++layer) {
+        const std::vector<int64_t> sizes{count, shape.kv_heads, shape.k_dim};
+        auto* to = static_cast<std::byte*>(rows.emplace_back(Elem::kF32, sizes).dl()->data);
+        for (int64_t i = 0; i < count; ++i, to += row_bytes) {
+          Random random(content.seed_of(begin + i, layer));
+          HostTensor row(Elem::kF32, {1, all_heads, shape.k_dim});
+          row.fill_random(random);
+          const auto* from = static_cast<const std::byte*>(row.dl()->data);
+          std::memcpy(to, from + static_cast<size_t>(shape.first_head) * head_bytes, row_bytes);
+        }
+      }
+      Random random(content.seed_of(begin + count - 1, 2));
+      state.fill_random(random);
+    }
+
+    const kvc_seq seq;
+    const int32_t* const ids;
+    const int64_t count;
+    std::deque<HostTensor> rows;  // [layer]
+    HostTensor state{Elem::kF32, {1, 3}};
+  };
+
+  // Appends tokens; false: there are no pages. A call that has no memory has changed nothing, and
+  // is made again.
+  bool append(Tokens& tokens, After after = After::kEnd) {
+    kvc_error error{};
+    const auto called = [&](auto call) {
+      const kvc_status status = call();
+      return status == KVC_E_NO_MEMORY ? call() : status;
+    };
     kvc_forward_desc desc{};
     desc.struct_size = sizeof desc;
     desc.num_seqs = 1;
-    desc.seqs = &seq;
-    desc.append_lengths = &count;
-    desc.tokens = content.ids.empty() ? nullptr : content.ids.data() + begin;
+    desc.seqs = &tokens.seq;
+    desc.append_lengths = &tokens.count;
+    desc.tokens = tokens.ids;
     kvc_forward* forward = nullptr;
-    kvc_error error{};
-    const kvc_status begun = kvc_forward_begin(cache_, &desc, &forward, &error);
+    const kvc_status begun =
+        called([&] { return kvc_forward_begin(cache_, &desc, &forward, &error); });
     if (begun == KVC_E_NO_PAGES) return false;
     require(begun, error);
     for (int32_t layer = 0; layer < 2; ++layer) {
-      HostTensor rows(Elem::kF32, {count, shape_.kv_heads, shape_.k_dim});
-      const auto row_bytes = static_cast<size_t>(shape_.kv_heads * shape_.k_dim) * sizeof(float);
-      for (int64_t i = 0; i < count; ++i) {
-        Random random(content.seed_of(begin + i, layer));
-        HostTensor row(Elem::kF32, {1, shape_.kv_heads, shape_.k_dim});
-        row.fill_random(random);
-        std::memcpy(static_cast<std::byte*>(rows.dl()->data) + i * static_cast<int64_t>(row_bytes),
-                    row.dl()->data, row_bytes);
-      }
-      require(kvc_kv_append(forward, layer, rows.dl(), rows.dl(), &error), error);
+      const DLTensor* rows = tokens.rows[static_cast<size_t>(layer)].dl();
+      require(called([&] { return kvc_kv_append(forward, layer, rows, rows, &error); }), error);
     }
-    if (shape_.has_state) {
-      Random random(content.seed_of(begin + count - 1, 2));
-      HostTensor state(Elem::kF32, {1, 3});
-      state.fill_random(random);
-      require(kvc_state_set(forward, 2, 0, state.dl(), &error), error);
-    }
-    require(after == After::kEnd ? kvc_forward_end(forward, &error)
-                                 : kvc_forward_abort(forward, &error),
+    if (shape_.has_state)
+      require(called([&] { return kvc_state_set(forward, 2, 0, tokens.state.dl(), &error); }),
+              error);
+    require(called([&] {
+              return after == After::kEnd ? kvc_forward_end(forward, &error)
+                                          : kvc_forward_abort(forward, &error);
+            }),
             error);
     return true;
+  }
+  bool append(kvc_seq seq, const Content& content, int64_t begin, int64_t count,
+              After after = After::kEnd) {
+    (void)kvc_seq_add(cache_, seq, nullptr);
+    Tokens tokens(*this, seq, content, begin, count);
+    return append(tokens, after);
   }
 
   Bytes saved(kvc_seq seq) const {
@@ -147,6 +182,34 @@ class SimulatedCache {
     desc.size = file.size();
     require(kvc_seq_save(cache_, 1, &seq, &desc, nullptr, &bytes, &error), error);
     return file;
+  }
+
+  // Rows visible to the next query, and the state. Pages of another size end elsewhere, so what
+  // they have in front of a window may be there or not.
+  std::vector<Bytes> visible_rows(kvc_seq seq, int64_t length) const {
+    std::vector<Bytes> found;
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      const int64_t begin = layer == 1 && shape_.has_window ? std::max<int64_t>(0, length - 8) : 0;
+      HostTensor k(Elem::kF32, {length - begin, shape_.kv_heads, shape_.k_dim});
+      HostTensor v(Elem::kF32, {length - begin, shape_.kv_heads, shape_.k_dim});
+      const int64_t row = int64_t{shape_.kv_heads} * shape_.k_dim * 4;
+      const auto rows = [&](HostTensor& tensor) {
+        return kernels::TokenRows{static_cast<std::byte*>(tensor.dl()->data), row,
+                                  int64_t{shape_.k_dim} * 4, kernels::DType::kF32};
+      };
+      cache().debug.read_tokens(seq, begin, length, {{layer, rows(k), rows(v)}}, kOwnStream);
+      for (HostTensor* tensor : {&k, &v}) {
+        const auto* bytes = static_cast<const uint8_t*>(tensor->dl()->data);
+        found.emplace_back(bytes, bytes + (length - begin) * row);
+      }
+    }
+    if (!shape_.has_state) return found;
+    HostTensor state(Elem::kF32, {3});
+    kvc_error error{};
+    require(kvc_debug_get_state(cache_, seq, 2, 0, state.dl(), nullptr, &error), error);
+    const auto* bytes = static_cast<const uint8_t*>(state.dl()->data);
+    found.emplace_back(bytes, bytes + 12);
+    return found;
   }
 
   int64_t used() const {
@@ -498,42 +561,13 @@ class TransferRun {
     return again.saved(seq);
   }
 
-  // Rows that the next query sees, and the state. Pages of another size end elsewhere, so what
-  // they have in front of a window may be there or not.
-  std::vector<Bytes> seen_of(const SimulatedCache& cache, kvc_seq seq, int64_t length) const {
-    std::vector<Bytes> found;
-    for (int32_t layer = 0; layer < 2; ++layer) {
-      const int64_t begin = layer == 1 && shape_.has_window ? std::max<int64_t>(0, length - 8) : 0;
-      HostTensor k(Elem::kF32, {length - begin, shape_.kv_heads, shape_.k_dim});
-      HostTensor v(Elem::kF32, {length - begin, shape_.kv_heads, shape_.k_dim});
-      const int64_t row = int64_t{shape_.kv_heads} * shape_.k_dim * 4;
-      const auto rows = [&](HostTensor& tensor) {
-        return kernels::TokenRows{static_cast<std::byte*>(tensor.dl()->data), row,
-                                  int64_t{shape_.k_dim} * 4, kernels::DType::kF32};
-      };
-      cache.cache().debug.read_tokens(seq, begin, length, {{layer, rows(k), rows(v)}}, kOwnStream);
-      for (HostTensor* tensor : {&k, &v}) {
-        const auto* bytes = static_cast<const uint8_t*>(tensor->dl()->data);
-        found.emplace_back(bytes, bytes + (length - begin) * row);
-      }
-    }
-    if (!shape_.has_state) return found;
-    HostTensor state(Elem::kF32, {3});
-    kvc_error error{};
-    SimulatedCache::require(
-        kvc_debug_get_state(cache.get(), seq, 2, 0, state.dl(), nullptr, &error), error);
-    const auto* bytes = static_cast<const uint8_t*>(state.dl()->data);
-    found.emplace_back(bytes, bytes + 12);
-    return found;
-  }
-
   // A cache like the receiver's that has computed the sequence itself.
   void compare(const One& one) {
     SimulatedCache oracle(shape_, false, pages_);
     if (!oracle.append(one.to, one.content, 0, one.length))
       throw std::runtime_error("the oracle has no pages");
     const Bytes arrived = receiver_->saved(one.to), expected = oracle.saved(one.to);
-    if (seen_of(*receiver_, one.to, one.length) != seen_of(oracle, one.to, one.length))
+    if (receiver_->visible_rows(one.to, one.length) != oracle.visible_rows(one.to, one.length))
       throw std::runtime_error("sequence " + std::to_string(one.to) + " has other rows");
     if (shape_.has_window && shape_.page_size != from_shape_.page_size) return;
     const bool is_same =
@@ -570,84 +604,191 @@ class TransferRun {
   Coverage coverage_;
 };
 
+// A transfer whose allocations fail, one after the other.
+struct FailingCase {
+  const char* name;
+  Shape to;
+  std::vector<Shape> from;  // [sender] Tensor-parallel ranks where there are several.
+  TransferRanks ranks;
+  bool as_computed;
+};
+
+class FailingTransfer {
+ public:
+  // Calls of which an allocation fails.
+  enum Stage { kReceive, kSend, kOnItsWay, kNumStages };
+  static constexpr kvc_seq kSent = 0, kOwn = 9;
+  static constexpr int64_t kLength = 30, kComputed = 14, kPages = 100;
+
+  explicit FailingTransfer(const FailingCase& what)
+      : what_(what), target_(what.to, true, kPages), oracle_(what.to, true, kPages) {
+    for (const Shape& shape : what.from) {
+      auto& source = sources_.emplace_back(std::make_unique<SimulatedCache>(shape, false, kPages));
+      (void)source->append(kSent, content_, 0, kLength);
+      sent_.push_back(source->saved(kSent));
+      used_.push_back(source->used());
+    }
+    (void)oracle_.append(kSent, content_, 0, kLength);
+    (void)target_.append(kOwn, {2, {}}, 0, 11);
+    (void)kvc_prefix_reset(target_.get(), nullptr);  // As behind each transfer.
+    own_ = target_.saved(kOwn);
+    target_used_ = target_.used();
+  }
+
+  // Returns whether the n-th allocation of the stage was there, and failed.
+  bool run(Stage stage, int64_t n) {
+    prepare();
+    const auto network = std::make_shared<LoopbackNetwork>(1, LoopbackFaults{});
+    TransportOptions options;
+    options.has_thread = false;
+    const auto from = Transport::open(std::make_unique<LoopbackEngine>(network, "a"), options);
+    const auto to = Transport::open(std::make_unique<LoopbackEngine>(network, "b"), options);
+    ReceiveRequest receive;
+    receive.seq = kSent;
+    receive.num_tokens = kLength;
+    receive.publishes = true;
+    receive.ranks = what_.ranks;
+    bool has_failed = false, is_refused = false;
+    std::vector<std::shared_ptr<Transfer>> receiving, sending;
+    sending.reserve(sources_.size());
+    const auto arm = [&](Stage now) {
+      if (now == stage) arm_allocation_failure(n);
+    };
+    const auto advance = [&](int rounds) {
+      for (int i = 0; i < rounds; ++i) {
+        network->set_now(network->now() + 200 * kMilli);
+        from->progress(0);
+        to->progress(0);
+        for (const auto& source : sources_) source->cache().transfers.try_settle();
+        target_.cache().transfers.try_settle();
+      }
+    };
+    try {
+      arm(kReceive);
+      receiving = target_.cache().transfers.receive(to, receive);
+      has_failed |= disarm_allocation_failure();
+      const Ticket ticket = decode_ticket(CacheTransfers::ticket_of(*receiving.front(), *to));
+      SendRequest send;
+      send.seq = kSent;
+      send.as_computed = what_.as_computed;
+      send.num_ranks = what_.ranks.num_sender_ranks;
+      arm(kSend);
+      for (const auto& source : sources_) {
+        sending.push_back(source->cache().transfers.send(from, ticket, send));
+        ++send.rank;
+      }
+      has_failed |= disarm_allocation_failure();
+      arm(kOnItsWay);
+      for (int part = 0; part < 2; ++part) {
+        advance(10);
+        for (size_t i = 0; what_.as_computed && i < sources_.size(); ++i)
+          (void)sources_[i]->append(left_[2 * i + static_cast<size_t>(part)]);
+      }
+      advance(300);  // Longer than any deadline.
+      has_failed |= disarm_allocation_failure();
+      EXPECT_EQ(from->num_open() + to->num_open(), 0);
+    } catch (const std::bad_alloc&) {
+      has_failed |= disarm_allocation_failure();
+      is_refused = true;
+    }
+    from->shut_down();
+    to->shut_down();
+    check(stage, has_failed, is_refused);
+    return has_failed;
+  }
+
+ private:
+  // With `as_computed` the senders have the first tokens alone.
+  void prepare() {
+    left_.clear();
+    if (!what_.as_computed) return;
+    for (const auto& source : sources_) {
+      (void)kvc_seq_remove(source->get(), kSent, nullptr);
+      (void)kvc_prefix_reset(source->get(), nullptr);
+      (void)source->append(kSent, content_, 0, kComputed);
+      left_.emplace_back(*source, kSent, content_, kComputed, 9);
+      left_.emplace_back(*source, kSent, content_, kComputed + 9, kLength - kComputed - 9);
+    }
+  }
+
+  void check(Stage stage, bool has_failed, bool is_refused) {
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      SimulatedCache& source = *sources_[i];
+      source.cache().transfers.try_settle();
+      source.check();
+      int64_t length = 0;
+      (void)kvc_seq_length(source.get(), kSent, &length, nullptr);
+      if (length < kLength) (void)source.append(kSent, content_, length, kLength - length);
+      EXPECT_EQ(source.saved(kSent), sent_[i]);
+      EXPECT_EQ(source.used(), used_[i]);
+    }
+    target_.cache().transfers.try_settle();
+    target_.check();
+    EXPECT_EQ(target_.saved(kOwn), own_);
+    int64_t length = 0;
+    const bool is_there = kvc_seq_length(target_.get(), kSent, &length, nullptr) == KVC_OK;
+    if (is_there) {
+      EXPECT_EQ(target_.visible_rows(kSent, kLength), oracle_.visible_rows(kSent, kLength));
+      // Pages of one size keep the same of a window.
+      if (what_.from.front().page_size == what_.to.page_size) {
+        EXPECT_EQ(target_.saved(kSent), oracle_.saved(kSent));
+      }
+      ASSERT_EQ(kvc_seq_remove(target_.get(), kSent, nullptr), KVC_OK);
+    }
+    EXPECT_EQ(target_.used(), target_used_);
+    (void)kvc_prefix_reset(target_.get(), nullptr);
+    // A send whose first word could not be said has begun, and fails like one on its way.
+    EXPECT_TRUE(stage == kSend || is_refused == (has_failed && stage == kReceive));
+    EXPECT_TRUE(has_failed || is_there);
+  }
+
+  const FailingCase& what_;
+  const Content content_{1, std::vector<int32_t>(kLength, 3)};
+  SimulatedCache target_, oracle_;
+  std::vector<std::unique_ptr<SimulatedCache>> sources_;
+  std::deque<SimulatedCache::Tokens> left_;  // [sender][part]
+  std::vector<Bytes> sent_;
+  std::vector<int64_t> used_;
+  Bytes own_;
+  int64_t target_used_ = 0;
+};
+
 // Every single allocation of a transfer fails once: those of recv and send change nothing then, and
 // those on its way let both sides end.
 TEST(TransfersWithoutMemory, EndWholeOrNotAtAll) {
-  const Shape shape{4, 5, 2, true, true};
-  SimulatedCache source(shape, false, 100), target(shape, true, 100);
-  ASSERT_TRUE(source.append(0, {1, std::vector<int32_t>(30, 3)}, 0, 30));
-  (void)target.append(9, {2, {}}, 0, 11);
-  ASSERT_EQ(kvc_prefix_reset(target.get(), nullptr), KVC_OK);  // As behind each transfer below.
-  const Bytes sent = source.saved(0), own = target.saved(9);
-  const int64_t source_used = source.used(), target_used = target.used();
-  ReceiveRequest receive;
-  receive.num_tokens = 30;
-  receive.publishes = true;
-  int64_t failed[3] = {};
-  for (int stage = 0; stage < 3; ++stage) {
-    for (int64_t n = 1;; ++n) {
-      SCOPED_TRACE("stage " + std::to_string(stage) + ", allocation " + std::to_string(n));
-      const auto network = std::make_shared<LoopbackNetwork>(1, LoopbackFaults{});
-      TransportOptions options;
-      options.has_thread = false;
-      const auto from = Transport::open(std::make_unique<LoopbackEngine>(network, "a"), options);
-      const auto to = Transport::open(std::make_unique<LoopbackEngine>(network, "b"), options);
-      std::shared_ptr<Transfer> receiving, sending;
-      const auto arm = [&](int now) {
-        if (now == stage) arm_allocation_failure(n);
-      };
-      bool has_failed = false, is_refused = false;
-      try {
-        arm(0);
-        receiving = target.cache().transfers.receive(to, receive).front();
-        has_failed |= disarm_allocation_failure();
-        const Ticket ticket = decode_ticket(CacheTransfers::ticket_of(*receiving, *to));
-        arm(1);
-        sending = source.cache().transfers.send(from, ticket, SendRequest{});
-        has_failed |= disarm_allocation_failure();
-        arm(2);
-        for (int i = 0; i < 300; ++i) {
-          network->set_now(network->now() + 200 * kMilli);
-          from->progress(0);
-          to->progress(0);
-          source.cache().transfers.try_settle();
-          target.cache().transfers.try_settle();
-        }
-        has_failed |= disarm_allocation_failure();
-      } catch (const std::bad_alloc&) {
-        has_failed |= disarm_allocation_failure();
-        is_refused = true;
+  const Shape whole{4, 5, 2, true, true};
+  const Shape low{4, 5, 1, true, true, 0, 2}, high{4, 5, 1, true, true, 1, 2};
+  const auto in_pages_of = [](int32_t page_size, Shape shape) {
+    shape.page_size = page_size;
+    return shape;
+  };
+  const FailingCase cases[] = {
+      {"whole", whole, {whole}, {}, false},
+      {"to larger pages", in_pages_of(6, whole), {whole}, {}, false},
+      {"to smaller pages", in_pages_of(1, whole), {whole}, {}, false},
+      {"from two ranks to larger pages", in_pages_of(6, whole), {low, high}, {0, 1, 2}, false},
+      {"to the second of two ranks", high, {whole}, {1, 2, 1}, false},
+      {"as computed", whole, {whole}, {}, true},
+      {"as computed to larger pages", in_pages_of(6, whole), {whole}, {}, true},
+      {"as computed from two ranks", whole, {low, high}, {0, 1, 2}, true},
+  };
+  for (const FailingCase& what : cases) {
+    SCOPED_TRACE(what.name);
+    FailingTransfer transfer(what);
+    int64_t failed[FailingTransfer::kNumStages] = {};
+    for (int stage = 0; stage < FailingTransfer::kNumStages; ++stage) {
+      for (int64_t n = 1;; ++n) {
+        SCOPED_TRACE("stage " + std::to_string(stage) + ", allocation " + std::to_string(n));
+        if (!transfer.run(static_cast<FailingTransfer::Stage>(stage), n)) break;
+        ++failed[stage];
+        ASSERT_FALSE(HasFailure());
       }
-      from->shut_down();
-      to->shut_down();
-      source.cache().transfers.try_settle();
-      target.cache().transfers.try_settle();
-      source.check();
-      target.check();
-      EXPECT_EQ(source.saved(0), sent);
-      EXPECT_EQ(target.saved(9), own);
-      EXPECT_EQ(source.used(), source_used);
-      int64_t length = 0;
-      const bool is_there = kvc_seq_length(target.get(), 0, &length, nullptr) == KVC_OK;
-      if (is_there) {
-        EXPECT_EQ(target.saved(0), sent);
-        ASSERT_EQ(kvc_seq_remove(target.get(), 0, nullptr), KVC_OK);
-      }
-      EXPECT_EQ(target.used(), target_used);
-      (void)kvc_prefix_reset(target.get(), nullptr);
-      // A send whose first word could not be said has begun, and fails like one on its way.
-      EXPECT_TRUE(stage == 1 || is_refused == (has_failed && stage == 0));
-      if (!has_failed) {
-        EXPECT_TRUE(is_there);
-        break;
-      }
-      ++failed[stage];
       ASSERT_FALSE(HasFailure());
     }
+    EXPECT_GT(failed[FailingTransfer::kReceive], 10);
+    EXPECT_GT(failed[FailingTransfer::kSend], 10);
+    EXPECT_GT(failed[FailingTransfer::kOnItsWay], 50);
   }
-  EXPECT_GT(failed[0], 10);
-  EXPECT_GT(failed[1], 10);
-  EXPECT_GT(failed[2], 50);
 }
 
 TEST(RandomTransfers, EveryOneEndsWholeOrNotAtAll) {
