@@ -16,7 +16,7 @@ from .imported import fill
 from .layers import TENSOR_LAYERS, HybridLayer, KVLayer, StateLayer, make_layers
 from .packed import PackedSteps
 from .rows import Step, check_states
-from .saved import load_rows, save_rows
+from .saved import load_rows, read_file, save_rows
 from .specs import NO_STORAGE, LayerSpec, Storage, decoder_config, layer_specs
 from .storage import KEPT, check_kept, storage_type
 from .store import Store
@@ -235,13 +235,13 @@ class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
         config: that of the same model; where it differs, the message names the field and both values. mode, dtype, model_id: what
         the file must have been saved with; None: any.
         """
-        return load_rows(cls, path, config, mode=mode, dtype=dtype, model_id=model_id, page_size=page_size, num_pages=num_pages,
+        return load_rows(cls, read_file(path), path, config, mode=mode, dtype=dtype, model_id=model_id, page_size=page_size, num_pages=num_pages,
                          byte_budget=byte_budget, num_threads=num_threads)
 
     def __reduce__(self):
         raise TypeError(
-            "a PagedCache cannot be pickled: its pages are memory of this process; cache.save(path) writes its rows to a "
-            "file, and PagedCache.load(path, config) reads them"
+            f"a {type(self).__name__} cannot be pickled: its pages are memory of this process; cache.save(path) writes its rows to "
+            f"a file, and {type(self).__name__}.load(path, config) reads them"
         )
 
     def __del__(self):

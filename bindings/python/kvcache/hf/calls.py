@@ -92,7 +92,7 @@ class Call:
         """What only the arguments of the model tell."""
         if getattr(self._model.config, "is_encoder_decoder", False):
             for given in self._given:
-                given._check_encoder_decoder(type(self._model).__name__)
+                given._check_encoder_decoder(type(self._model).__name__, kwargs.get("encoder_outputs"))
         inputs, mask, *_ = (*args, None, None)
         for name in ("inputs_embeds", "input_ids"):
             given = kwargs.get(name)

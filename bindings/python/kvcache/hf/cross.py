@@ -11,11 +11,13 @@ from . import compat
 from .cache import PagedCache
 from .calls import Pages, join_call
 from .fused import Tag, tagged
+from .imported import Source, fill, read_padding
 from .layers import owner_of
 from .masks import read_mask, with_bias, pack_bias
 from .options import Options
 from .rows import Step, check_states
-from .specs import FULL, LayerSpec, Storage, decoder_config, layer_specs
+from .saved import load_encoder, load_rows, read_pair, save_pair
+from .specs import FULL, LayerSpec, Storage, decoder_config, layer_specs, num_query_heads
 from .storage import storage_type
 from .store import Store
 from .undo import locked, undone_on_failure
@@ -27,6 +29,11 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
     def __init__(self, config, mode: str = "gather", **limits):
         own = PagedCache(config, mode, **limits)
         encoder = _EncoderCache(config, **limits) if mode == "fused" else _GatheredEncoderCache(config, mode, **limits)
+        self._pair(own, encoder)
+
+    def _pair(self, own: PagedCache, encoder) -> None:
+        """Tokens that the encoder's cache has already count as given."""
+        self._encoder_output: torch.Tensor | None = None  # What the encoder's K and V were computed from, where it is known.
         super().__init__(own, encoder)
 
     def _begin_beside(self, own: PagedCache) -> None:
@@ -34,7 +41,66 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
         limits = {name: value for name, value in own._limits.items() if name not in ("stored_as", "keep_tokens")}
         encoder = _EncoderCache(own.config, **limits)
         encoder._limits["stored_as"] = own._stored_as
-        super().__init__(own, encoder)
+        self._pair(own, encoder)
+
+    @classmethod
+    def from_cache(cls, other, config, mode: str = "fused", *, attention_mask: torch.Tensor | None = None,
+                   encoder_attention_mask: torch.Tensor | None = None, **options) -> PagedEncoderDecoderCache:
+        """A cache that goes on from those of another pair, which are copied into pages; see PagedCache.from_cache.
+
+        other: an EncoderDecoderCache of transformers, or one of this class. attention_mask: padding of the decoder's tokens.
+        encoder_attention_mask: [batch, encoder tokens], 0 for padding; the one that the model is given afterwards.
+        """
+        if not isinstance(other, compat.EncoderDecoderCache):
+            raise TypeError(f"other: expected an EncoderDecoderCache, got {type(other).__name__}")
+        pair = cls(config, mode, **options)
+        own, encoder = pair.self_attention_cache, pair.cross_attention_cache
+        fill(own, other.self_attention_cache, attention_mask)
+        if mode == "fused":
+            encoder._fill(other.cross_attention_cache, encoder_attention_mask)
+        elif encoder_attention_mask is not None:
+            raise ValueError("encoder_attention_mask: mode='gather' keeps padding as other caches do, and takes no mask")
+        else:
+            fill(encoder, other.cross_attention_cache, None)
+        if len(own._rows) != len(encoder._rows):
+            raise ValueError(f"other: {len(own._rows)} rows of the decoder, {len(encoder._rows)} of the encoder")
+        pair._pair(own, encoder)
+        return pair
+
+    def save(self, path, *, model_id: str | None = None) -> None:
+        """Write all rows of the decoder and the encoder to a file; see PagedCache.save."""
+        own = self.self_attention_cache
+        with own._pages, self.cross_attention_cache._pages:
+            save_pair(own, self.cross_attention_cache, path, model_id)
+
+    @classmethod
+    def load(cls, path, config, *, mode: str | None = None, dtype: str | torch.dtype | None = None, model_id: str | None = None,
+             page_size: int | None = None, num_pages: int | None = None, byte_budget: int | None = None,
+             num_threads: int | None = None) -> PagedEncoderDecoderCache:
+        """The cache of a file that `save` has written; see PagedCache.load."""
+        given = dict(dtype=dtype, model_id=model_id, page_size=page_size, num_pages=num_pages, byte_budget=byte_budget,
+                     num_threads=num_threads)
+        ours, theirs = read_pair(path)
+        own = load_rows(PagedCache, ours, path, config, mode=mode, **given)
+        if own.mode == "fused":
+            encoder = load_encoder(_EncoderCache, theirs, path, config, **given)
+        else:
+            encoder = load_rows(_GatheredEncoderCache, theirs, path, config, mode=mode, **given)
+        pair = object.__new__(cls)
+        pair._pair(own, encoder)
+        return pair
+
+    def branch(self) -> PagedEncoderDecoderCache:
+        """A cache with the same tokens that goes its own way: pages are shared, also those of the encoder."""
+        other = object.__new__(type(self))
+        other._pair(self.self_attention_cache.branch(), self.cross_attention_cache.branch())
+        other._encoder_output = self._encoder_output
+        return other
+
+    def __deepcopy__(self, memo) -> PagedEncoderDecoderCache:
+        return self.branch()
+
+    __reduce__ = PagedCache.__reduce__
 
     @property
     def cross_attention_cache(self):
@@ -56,11 +122,22 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
     def _caches_of_call(self) -> tuple:
         return self.self_attention_cache, self.cross_attention_cache, self
 
-    def _begin_call(self) -> dict:
-        return dict(self.is_updated)
+    def _begin_call(self) -> tuple:
+        return dict(self.is_updated), self._encoder_output
 
-    def _check_encoder_decoder(self, model: str) -> None:
-        """Nothing: that is what it is for."""
+    def _check_encoder_decoder(self, model: str, output) -> None:
+        """Models take the encoder's K and V from here once they are there: those of another input would go unnoticed."""
+        output = output[0] if output else None
+        if not isinstance(output, torch.Tensor):
+            return
+        known, self._encoder_output = self._encoder_output, output.detach()
+        if known is None or not any(self.is_updated.values()) or (known.data_ptr() == output.data_ptr() and known.shape == output.shape):
+            return
+        if not torch.equal(known, output):
+            raise ValueError(
+                f"encoder_outputs: {model} was given another input than the one whose K and V the cache holds; reset() it, or let "
+                "generate() make a cache for each input (Whisper's long form: for each part)"
+            )
 
     def _check_call(self, tokens: int, mask) -> None:
         """Nothing: the decoder's own cache does."""
@@ -68,8 +145,8 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
     def _end_call(self) -> None:
         """Nothing: the two caches do."""
 
-    def _undo(self, point: dict) -> None:
-        self.is_updated = point
+    def _undo(self, point: tuple) -> None:
+        self.is_updated, self._encoder_output = point
 
     def _is_unused(self) -> bool:
         return self.self_attention_cache._is_unused()
@@ -80,11 +157,17 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
     def crop(self, tokens_to_remove: int) -> None:
         self.self_attention_cache.crop(tokens_to_remove)
 
+    def reset(self) -> None:
+        super().reset()
+        self._encoder_output = None
+
     def batch_repeat_interleave(self, repeats: int) -> None:
+        self._encoder_output = None
         self.self_attention_cache.batch_repeat_interleave(repeats)
         self.cross_attention_cache.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._encoder_output = None
         self.self_attention_cache.batch_select_indices(indices)
         self.cross_attention_cache.batch_select_indices(indices)
 
@@ -148,6 +231,9 @@ class _EncoderLayer(compat.CacheLayerMixin):
         return -1
 
     get_max_cache_shape = get_max_length
+
+    def stored(self) -> tuple:
+        return owner_of(self)._stored(self.index)
 
 
 class _EncoderCache(compat.Cache):
@@ -216,7 +302,7 @@ class _EncoderCache(compat.Cache):
         """A tensor of the right shape without memory, for the model to hand on to attention. Its elements are NaN."""
         if not self._rows:
             return None
-        storage = self._storage
+        storage = self._storage[layer]
         dim = storage.v_dim if values else storage.k_dim
         tensor = torch.full((1,), float("nan"), dtype=self._dtype).expand(len(self._rows), storage.kv_heads, self.layers[layer].seen, dim)
         return tagged(tensor, self, layer)
@@ -256,10 +342,7 @@ class _EncoderCache(compat.Cache):
     def _open(self, key, value, mask, heads: int, batch: int, count: int) -> None:
         cross = None
         if not self._rows:
-            self._storage = Storage("cross", heads, key.shape[1], key.shape[3], value.shape[3])
-            self._dtype = key.dtype
-            if self.store is None:
-                self.store = Store([self._storage] * self._count, key.dtype, **self._limits)
+            self._plan(heads, key, value)
             self._rows = [self.store.add() for _ in range(batch)]
             self._real = mask.padding
             columns = key.shape[2]
@@ -269,6 +352,61 @@ class _EncoderCache(compat.Cache):
             raise ValueError(f"batch: the cache holds {len(self._rows)} rows, the tensors have {batch}")
         self.store.begin(self._rows, [count] * batch, cross_lengths=cross, commit=self._commit, partial=True)
         self._step = Step(list(self._rows), [count] * batch, batch, count, opened=True, in_store=True)
+
+    def _plan(self, heads: int, key, value) -> None:
+        if self.store is None:
+            self._storage = [Storage("cross", heads, key.shape[1], key.shape[3], value.shape[3])] * self._count
+            self._dtype = key.dtype
+            self.store = Store(self._storage, key.dtype, **self._limits)
+
+    @locked
+    def _stored(self, layer: int) -> tuple:
+        """K and V of a layer, [batch, heads, tokens, dim], zeros where tokens are padding; None before its first attention."""
+        if not self._rows or layer in self._given or not self.layers[layer].seen:
+            return None, None
+        self._commit()
+        storage = self._storage[layer]
+        shape = len(self._rows), storage.kv_heads, self.layers[layer].seen
+        both = [torch.zeros(*shape, dim, dtype=self._dtype) for dim in (storage.k_dim, storage.v_dim)]
+        for at, (row, count) in enumerate(zip(self._rows, self._lengths)):
+            rows = [torch.empty(count, storage.kv_heads, one.shape[3], dtype=self._dtype) for one in both]
+            if count:
+                self.store.read(layer, row, 0, count, *rows)
+            for one, part in zip(both, rows):
+                one[at, :, slice(None) if self._real is None else self._real[at]] = part.transpose(0, 1)
+        return tuple(both)
+
+    def _fill(self, other, mask) -> None:
+        """Give an unused cache the tokens of another."""
+        source = Source(other)
+        given = [source.read(LayerSpec(index, FULL)) for index in range(self._count)]
+        keys, values = given[0]
+        for index, both in enumerate(given):
+            if both[0].shape != keys.shape or both[1].shape != values.shape or both[0].dtype != keys.dtype:
+                raise ValueError(
+                    f"other: layer {index} of the encoder has keys of shape {tuple(both[0].shape)} in {both[0].dtype}, the first "
+                    f"{tuple(keys.shape)} in {keys.dtype}"
+                )
+        batch, columns = len(keys), source.length
+        real = read_padding("encoder_attention_mask", mask, source, batch, columns)
+        lengths = [columns] * batch if real is None else real.sum(dim=1).tolist()
+        self._plan(num_query_heads(self.config), keys, values)
+        try:
+            rows = [self.store.add() for _ in range(batch)]
+            self.store.begin(rows, [1] * batch, cross_lengths=lengths, partial=True)  # rows are written below
+            self.store.end()
+            for index, both in enumerate(given):
+                for at, row in enumerate(rows):
+                    where = slice(None) if real is None else real[at]
+                    if lengths[at]:
+                        self.store.write(index, row, 0, *(one[at][:, where].transpose(0, 1).contiguous() for one in both))
+        except BaseException:
+            self.store.close()
+            self.store = None
+            raise
+        self._rows, self._real, self._lengths = rows, real, lengths
+        for layer in self.layers:
+            layer.seen = columns
 
     def _index(self):
         return None if self._real is None else self._real.flatten().nonzero().flatten()
@@ -292,7 +430,8 @@ class _EncoderCache(compat.Cache):
         self._rows = self.store.select(self._rows, indices)
         self._lengths = [self._lengths[index] for index in indices]
         if self._real is not None:
-            self._real = self._real[indices]
+            real = self._real[indices]
+            self._real = None if bool(real.all()) else real  # as a mask of the rows that are left is read
 
     @locked
     def branch(self) -> _EncoderCache:

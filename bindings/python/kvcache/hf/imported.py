@@ -32,7 +32,12 @@ class Source:
         if spec.index >= len(self.layers):
             raise ValueError(f"other: {len(self.layers)} layers, {name} of the model keeps K and V")
         layer = self.layers[spec.index]
-        keys, values = layer if self.cache is None else (getattr(layer, "keys", None), getattr(layer, "values", None))
+        if self.cache is None:
+            keys, values = layer
+        elif hasattr(layer, "stored"):  # in pages, where `keys` are placeholders
+            keys, values = layer.stored()
+        else:
+            keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None:
             raise ValueError(f"other: {name} holds no tokens")
         if keys.ndim != 4 or values.ndim != 4:  # Quantised layers keep an empty tensor there.
@@ -83,7 +88,11 @@ def fill(cache, other, attention_mask) -> None:
     for index, (keys, _) in given.items():
         if len(keys) != batch or keys.dtype != first.dtype:
             raise ValueError(f"other: layer {index} has {len(keys)} rows in {keys.dtype}, the first has {batch} in {first.dtype}")
-    real = _read_mask(cache, source, attention_mask, batch, length)
+    real = None
+    if cache.mode == "fused":
+        real = read_padding("attention_mask", attention_mask, source, batch, length)
+    elif attention_mask is not None or getattr(source.cache, "_real", None) is not None:
+        raise ValueError("attention_mask: mode='gather' keeps padding as other caches do, and takes no mask")
     states = _read_states(cache, source)
     images = _read_images(cache, source)
     shapes = {index: _storage(cache, cache._specs[index], *both) for index, both in given.items()}
@@ -132,18 +141,17 @@ def _write(store, storage: Storage, layer: int, row: int, count: int, real, both
     store.write(layer, row, needed, *(None if one is None else one.contiguous() for one in parts))
 
 
-def _read_mask(cache, source: Source, mask, batch: int, length: int) -> torch.Tensor | None:
+def read_padding(name: str, mask, source: Source, batch: int, length: int) -> torch.Tensor | None:
+    """Which tokens are none of padding, bool [batch, length]; None: all. Without a mask, what the source knows of it."""
     if mask is None:
         mask = getattr(source.cache, "_real", None)
     if mask is None:
         return None
-    if cache.mode == "gather":
-        raise ValueError("attention_mask: mode='gather' keeps padding as other caches do, and takes no mask")
     if tuple(mask.shape) != (batch, length):
-        raise ValueError(f"attention_mask: shape {tuple(mask.shape)}, the tokens of other make {(batch, length)}")
+        raise ValueError(f"{name}: shape {tuple(mask.shape)}, the tokens of other make {(batch, length)}")
     real = mask.bool()
     if not bool(real.any()):
-        raise ValueError("attention_mask: every token is padding")
+        raise ValueError(f"{name}: every token is padding")
     return None if bool(real.all()) else real
 
 

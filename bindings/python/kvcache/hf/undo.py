@@ -80,7 +80,7 @@ class UndoneCalls:
             )
         return self._point
 
-    def _check_encoder_decoder(self, model: str) -> None:
+    def _check_encoder_decoder(self, model: str, _output) -> None:
         raise ValueError(
             f"past_key_values: {model} has an encoder, whose K and V a PagedCache alone has no place for; give it "
             f"PagedEncoderDecoderCache(model.config, mode={self.mode!r})"
