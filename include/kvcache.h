@@ -791,6 +791,10 @@ typedef struct kvc_hf_options {
    * model_type is missing or not known. Lists of kinds of layers and patterns of windows decide all
    * the same. One warning is logged. NULL: none. Borrowed for the call. */
   const char *KVC_NULLABLE assume;
+  /* Layers of multi-token prediction that are appended, at most those of the model; 0: none. They
+   * keep what the model's last layer without a window keeps; MiMo-V2's have its window. */
+  int32_t mtp_layers;
+  int32_t reserved; /* 0 */
 } kvc_hf_options;
 
 /* Reads a Hugging Face `config.json` into the layers of a model.
@@ -822,12 +826,14 @@ typedef struct kvc_hf_options {
  *
  * Expected:  KVC_E_UNSUPPORTED       An encoder, a model_type whose keys do not say enough, a key
  *                                    that could change what is kept and that no rule reads, or a
- *                                    feature that the library has not (named).
+ *                                    feature that the library has not (named); opt->mtp_layers of a
+ *                                    model without any that are known.
  *            KVC_E_BUFFER_TOO_SMALL  layers has fewer than *n elements.
  * Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), a field that is missing or of the
  *                                    wrong type (the message names it), or opt->assume is not a
  *                                    known model_type, or the file's own is known.
- *            KVC_E_OUT_OF_RANGE      A number beyond reason.
+ *            KVC_E_OUT_OF_RANGE      A number beyond reason, or opt->mtp_layers above those of the
+ *                                    model (detail = their number).
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_config_from_hf(const char *json, const kvc_hf_options *KVC_NULLABLE opt,
                                       kvc_config *config, kvc_layer *KVC_NULLABLE layers, size_t *n,

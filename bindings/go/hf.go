@@ -16,7 +16,8 @@ func (l *Library) ConfigFromHF(json []byte) (*Config, error) {
 
 // HFOptions says how a config.json is read.
 type HFOptions struct {
-	Assume string // The family whose rules read a model_type that is not known: "llama" for a plain decoder.
+	Assume    string // The family whose rules read a model_type that is not known: "llama" for a plain decoder.
+	MTPLayers int    // Layers of multi-token prediction that are appended, at most those of the model.
 }
 
 // ConfigFromHFWith is ConfigFromHF, read as options say.
@@ -37,11 +38,11 @@ func (l *Library) ConfigFromHFWith(json []byte, options HFOptions) (*Config, err
 	defer b.close()
 	config := (*C.kvc_config)(b.alloc(1, C.sizeof_kvc_config))
 	var count C.size_t
-	if err := failure(C.shim_config_from_hf(l.api, text, assume, config, nil, &count)); err != nil {
+	if err := failure(C.shim_config_from_hf(l.api, text, assume, C.int32_t(options.MTPLayers), config, nil, &count)); err != nil {
 		return nil, err
 	}
 	layers := (*C.kvc_layer)(b.alloc(int(count), C.sizeof_kvc_layer))
-	if err := failure(C.shim_config_from_hf(l.api, text, assume, config, layers, &count)); err != nil {
+	if err := failure(C.shim_config_from_hf(l.api, text, assume, C.int32_t(options.MTPLayers), config, layers, &count)); err != nil {
 		return nil, err
 	}
 	out := &Config{

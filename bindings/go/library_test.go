@@ -1,6 +1,7 @@
 package kvcache_test
 
 import (
+	"bytes"
 	"errors"
 	"math"
 	"strings"
@@ -240,6 +241,14 @@ func TestAModelTypeThatIsNotKnownIsReadAsTheOptionsSay(t *testing.T) {
 	if len(config.Layers) != 4 || config.Layers[0].Window != 32 || config.Layers[3].Window != 0 {
 		t.Errorf("%+v", config.Layers)
 	}
+	drafting := bytes.Replace(strange, []byte("kv_groups_map"), []byte("num_nextn_predict_layers"), 1)
+	config, err = lib.ConfigFromHFWith(drafting, kvcache.HFOptions{MTPLayers: 3})
+	ok(t, err)
+	if len(config.Layers) != 7 {
+		t.Errorf("%d layers", len(config.Layers))
+	}
+	_, err = lib.ConfigFromHFWith(drafting, kvcache.HFOptions{MTPLayers: 4})
+	is(t, err, kvcache.ErrOutOfRange)
 	for _, wrong := range []string{"lama", "lla\x00ma"} {
 		_, err = lib.ConfigFromHFWith(strange, kvcache.HFOptions{Assume: wrong})
 		is(t, err, kvcache.ErrInvalidArgument)

@@ -58,9 +58,11 @@ static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t w
   return shim_result(status, &err);
 }
 static inline kvc_error *shim_config_from_hf(uintptr_t api, const char *json, const char *assume,
-                                             kvc_config *config, kvc_layer *layers, size_t *n) {
+                                             int32_t mtp_layers, kvc_config *config,
+                                             kvc_layer *layers, size_t *n) {
   SHIM_ERROR;
-  const kvc_hf_options options = {.struct_size = sizeof options, .assume = assume};
+  const kvc_hf_options options = {
+      .struct_size = sizeof options, .assume = assume, .mtp_layers = mtp_layers};
   config->struct_size = sizeof *config;
   if (layers != NULL) layers->struct_size = sizeof *layers;
   return shim_result(SHIM_API(api)->config_from_hf(json, &options, config, layers, n, &err), &err);

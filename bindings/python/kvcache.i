@@ -388,7 +388,7 @@ PyObject *kvcpy_cache_keep(PyObject *cache, PyObject *owner);
 PyObject *kvcpy_export_keep(PyObject *tensor, PyObject *list);
 PyObject *kvcpy_set_error_factory(PyObject *make);
 PyObject *kvcpy_set_logger(PyObject *fn, int min_level);
-PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume);
+PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume, int mtp_layers);
 PyObject *kvcpy_numpy_enable(PyObject *ndarray);
 PyObject *kvcpy_numpy_probe(PyObject *array);
 PyObject *kvcpy_layout(void);

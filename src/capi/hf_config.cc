@@ -161,7 +161,9 @@ kvc::HfRequest request_of(const kvc_hf_options* opt) {
               "opt->flags = %llu is not supported: 0 is",
               static_cast<unsigned long long>(read.flags));
   }
-  return {.assume = read.assume};
+  if (read.reserved != 0)
+    fail(KVC_E_INVALID_ARGUMENT, "opt->reserved = %d, expected 0", read.reserved);
+  return {.assume = read.assume, .mtp_layers = read.mtp_layers};
 }
 
 }  // namespace

@@ -437,6 +437,11 @@ void read_family(const std::string& model_type, const Fields& config, Model& mod
   if (!is_known) model.warning = doubt(model_type, model);
 }
 
+bool has_own_reader(const std::string& model_type) {
+  const Exception* row = find(kExceptions, model_type);
+  return row != nullptr && row->read != nullptr;
+}
+
 void read_assumed(const std::string& assumed, const std::string& model_type, const Fields& config,
                   Model& model) {
   const std::vector<std::string> names = family_names();

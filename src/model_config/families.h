@@ -91,6 +91,9 @@ void read_assumed(const std::string& assumed, const std::string& model_type, con
 // Throws UNSUPPORTED for a model_type that is not served.
 void refuse_family(const std::string& model_type, const Fields& config);
 
+// The family has a reader of its own: its keys do not say what it keeps.
+bool has_own_reader(const std::string& model_type);
+
 // Every model_type that read_family reads, in alphabetical order.
 std::vector<std::string> family_names();
 

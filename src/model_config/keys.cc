@@ -93,6 +93,8 @@ constexpr std::string_view kRead[] = {
     "mamba_ssm_cache_dtype",
     "add_cross_attention",
     "d_kv",
+    "mtp_layer_types",  // Read where MTP layers are asked for.
+    "mtp_sliding_windows",
 };
 
 // Keys that speak of caches and change nothing in one.

@@ -6,6 +6,7 @@
 #include "src/model_config/families.h"
 #include "src/model_config/fields.h"
 #include "src/model_config/kv_scheme.h"
+#include "src/model_config/mtp.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
@@ -43,6 +44,14 @@ hf::Model read_hf_config(std::string_view json, const HfRequest& request) {
     if (text.is_nested() && root.is("model_type", hf::Json::Type::kString))
       hf::refuse_family(root.text("model_type"), root);
     hf::read_family(named.text("model_type"), text, model);
+  }
+  if (request.mtp_layers < 0 || request.mtp_layers > kMaxLayers) {
+    fail_with(KVC_E_OUT_OF_RANGE, request.mtp_layers,
+              "opt->mtp_layers = %lld out of range: 0 to %d", ll(request.mtp_layers), kMaxLayers);
+  }
+  if (request.mtp_layers != 0) {
+    hf::add_mtp_layers(request.assume != nullptr ? request.assume : named.text("model_type"), text,
+                       request.mtp_layers, model);
   }
   hf::apply_kv_scheme(text.has("quantization_config") ? text : root, model);
   if (model.layers.size() > static_cast<size_t>(kMaxLayers)) {

@@ -10,6 +10,7 @@ namespace kvc {
 // What the caller says beside the file.
 struct HfRequest {
   const char* assume = nullptr;  // Family whose rules read an unknown model_type; null: none.
+  int64_t mtp_layers = 0;        // Layers of multi-token prediction to append.
 };
 
 // Throws INVALID_ARGUMENT (not JSON: detail = byte; a field missing or of another type; an assumed

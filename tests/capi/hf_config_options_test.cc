@@ -17,6 +17,12 @@ kvc_hf_options assuming(const char* family) {
   return options;
 }
 
+kvc_hf_options counting(int32_t mtp_layers) {
+  kvc_hf_options options = assuming(nullptr);
+  options.mtp_layers = mtp_layers;
+  return options;
+}
+
 struct Assumed : HfModel {
   Assumed(const std::string& json, const char* family) : Assumed(json, assuming(family)) {}
   Assumed(const std::string& json, const kvc_hf_options& options)
@@ -125,6 +131,145 @@ TEST(HfConfigOptions, ListsOfLayersAndPatternsOfWindowsDecideUnderAssumedRulesTo
           KVC_E_UNSUPPORTED, {"sliding_window_pattern", "'X'"});
 }
 
+struct WithMtp : HfModel {
+  WithMtp(const std::string& json, int32_t layers) : WithMtp(json, counting(layers)) {}
+  WithMtp(const std::string& json, const kvc_hf_options& options)
+      : HfModel(json, sizeof(kvc_layer), &options) {
+    EXPECT_EQ(status, KVC_OK) << message;
+  }
+};
+
+bool keep_alike(const kvc_layer& a, const kvc_layer& b) {
+  return a.kind == b.kind && a.num_kv_heads == b.num_kv_heads && a.k_dim == b.k_dim &&
+         a.v_dim == b.v_dim && a.latent_rank == b.latent_rank &&
+         a.latent_rope_dim == b.latent_rope_dim && a.window == b.window && a.quant == b.quant &&
+         a.k_dtype.bits == b.k_dtype.bits;
+}
+
+TEST(HfConfigOptions, MtpLayersKeepWhatTheModelsLastLayerOfTheirKindKeeps) {
+  const struct {
+    const char* name;
+    const char* fields;  // Added to the file.
+    int32_t count;
+    size_t like;  // Layer of the model that they are like.
+  } kCases[] = {
+      {"deepseek-v3", "", 1, 60},
+      {"qwen3-next-80b", "", 1, 47},
+      {"mimo-v2-flash", "", 3, 46},
+      {"qwen3.5-27b", "", 1, 63},
+      {"llama-3.1-8b", R"("num_nextn_predict_layers": 2, )", 2, 31},
+      {"qwen3-8b", R"("mtp_num_hidden_layers": 1, )", 1, 35},
+  };
+  for (const auto& one : kCases) {
+    SCOPED_TRACE(one.name);
+    std::string json = hf_text(one.name);
+    json.insert(json.find('{') + 1, one.fields);
+    HfModel plain(json);
+    ASSERT_EQ(plain.status, KVC_OK) << plain.message;
+    WithMtp model(json, one.count);
+    ASSERT_EQ(model.num_layers(), plain.num_layers() + static_cast<size_t>(one.count));
+    EXPECT_EQ(model.kinds().substr(0, plain.num_layers()), plain.kinds());
+    for (size_t i = plain.num_layers(); i < model.num_layers(); ++i) {
+      EXPECT_TRUE(keep_alike(model.layer(i), plain.layer(one.like))) << "layer " << i;
+      EXPECT_EQ(model.layer(i).rope != nullptr, plain.layer(one.like).rope != nullptr);
+    }
+    kvc_error error{};
+    kvc_plan* plan = model.plan(&error);
+    ASSERT_NE(plan, nullptr) << error.message;
+    kvc_plan_destroy(plan);
+  }
+}
+
+TEST(HfConfigOptions, MtpLayersOfEveryKindOfKey) {
+  const std::string shape = R"("num_hidden_layers": 4, "num_attention_heads": 8,
+      "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 512)";
+  const auto file = [&](const std::string& family, const std::string& fields) {
+    return R"({"model_type": ")" + family + R"(", )" + shape + ", " + fields + "}";
+  };
+  for (const char* key :
+       {"num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", "num_mtp_modules"}) {
+    const std::string two = "\"" + std::string(key) + "\": 2";
+    EXPECT_EQ(WithMtp(file("ernie4_5_moe", two), 2).kinds(), "AAAAAA") << key;
+    EXPECT_EQ(WithMtp(file("glm4_moe", two), 1).kinds(), "AAAAA") << key;
+    EXPECT_EQ(WithMtp(file("novel", two), 1).kinds(), "AAAAA") << key;
+  }
+  const std::string slides = R"("sliding_window": 128, "layer_types": ["sliding_attention",
+      "full_attention", "sliding_attention", "sliding_attention"], "num_nextn_predict_layers": 2)";
+  EXPECT_EQ(WithMtp(file("exaone_moe", slides), 1).kinds(), "WAWWA")
+      << "the last layer without a window";
+  WithMtp listed(file("exaone_moe", slides + R"(, "mtp_layer_types": ["sliding_attention",
+      "full_attention"])"),
+                 2);
+  EXPECT_EQ(listed.kinds(), "WAWWWA");
+  EXPECT_EQ(listed.layer(4).window, 128);
+  WithMtp wide(file("exaone_moe", slides + R"(, "mtp_layer_types": ["sliding_attention",
+      "full_attention"], "mtp_sliding_windows": [4096, 0])"),
+               2);
+  EXPECT_EQ(wide.layer(4).window, 4096);
+  EXPECT_EQ(WithMtp(file("llama", R"("num_nextn_predict_layers": 1, "sliding_window": 32,
+      "mtp_layer_types": ["sliding_attention"])"),
+                    1)
+                .layer(4)
+                .window,
+            32)
+      << "a model without such a layer";
+  EXPECT_EQ(WithMtp(file("novel", R"("num_nextn_predict_layers": 1, "kv_lora_rank": 32,
+      "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32)"),
+                    1)
+                .kinds(),
+            "LLLLL");
+  std::string nemotron = hf_text("nemotron-h-8b");
+  nemotron.insert(nemotron.find('{') + 1, R"("num_nextn_predict_layers": 1,
+      "mtp_hybrid_override_pattern": "*E",)");
+  HfModel plain(hf_text("nemotron-h-8b"));
+  EXPECT_EQ(WithMtp(nemotron, 1).kinds(), plain.kinds() + "A-");
+  // Two attentions of a layer of the model, one of an MTP layer.
+  const std::string longcat = R"({"model_type": "longcat_flash", "num_layers": 2,
+      "num_attention_heads": 4, "kv_lora_rank": 32, "qk_rope_head_dim": 16,
+      "qk_nope_head_dim": 16, "v_head_dim": 32})";
+  EXPECT_EQ(WithMtp(longcat, 1).kinds(), "LLLLL");
+  const std::string fp8 = file("glm4_moe", R"("num_nextn_predict_layers": 1,
+      "quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}})");
+  EXPECT_EQ(WithMtp(fp8, 1).layer(4).quant, KVC_QUANT_PER_TENSOR);
+}
+
+TEST(HfConfigOptions, MtpLayersThatAModelHasNotAreRefused) {
+  const std::string deepseek = hf_text("deepseek-v3");
+  refused(deepseek, counting(2), KVC_E_OUT_OF_RANGE,
+          {"opt->mtp_layers = 2", "num_nextn_predict_layers = 1"});
+  refused(deepseek, counting(-1), KVC_E_OUT_OF_RANGE, {"opt->mtp_layers = -1", "0 to"});
+  refused(deepseek, counting(INT32_MAX), KVC_E_OUT_OF_RANGE, {"opt->mtp_layers = 2147483647"});
+  refused(hf_text("mimo-v2-flash"), counting(4), KVC_E_OUT_OF_RANGE,
+          {"opt->mtp_layers = 4", "= 3 in this family"});
+  refused(hf_text("llama-3.1-8b"), counting(1), KVC_E_UNSUPPORTED,
+          {"opt->mtp_layers = 1", "'llama'", "num_nextn_predict_layers is missing"});
+  refused(hf_text("jamba-v0.1"), counting(1), KVC_E_UNSUPPORTED,
+          {"opt->mtp_layers = 1", "'jamba'", "no MTP layers that are known"});
+  refused(hf_text("gemma-4-31b"), counting(1), KVC_E_UNSUPPORTED,
+          {"'gemma4", "a model of its own"});
+  const auto changed = [&](const std::string& fields) {
+    return R"({"model_type": "exaone_moe", "num_hidden_layers": 2, "num_attention_heads": 4,
+        "hidden_size": 256, )" +
+           fields + "}";
+  };
+  refused(changed(R"("num_nextn_predict_layers": 0)"), counting(1), KVC_E_UNSUPPORTED,
+          {"num_nextn_predict_layers is 0"});
+  refused(changed(R"("num_nextn_predict_layers": "one")"), counting(1), KVC_E_INVALID_ARGUMENT,
+          {"num_nextn_predict_layers", "a string"});
+  const std::string two = R"("num_nextn_predict_layers": 2, "mtp_layer_types": )";
+  refused(changed(two + R"(["full_attention"])"), counting(2), KVC_E_INVALID_ARGUMENT,
+          {"mtp_layer_types", "1 entries", "2"});
+  refused(changed(two + R"(["linear_attention", "full_attention"])"), counting(2),
+          KVC_E_UNSUPPORTED, {"mtp_layer_types[0]"});
+  refused(changed(two + R"(["sliding_attention", "full_attention"])"), counting(2),
+          KVC_E_INVALID_ARGUMENT, {"sliding_window"});
+  std::string nemotron = hf_text("nemotron-h-8b");
+  nemotron.insert(nemotron.find('{') + 1, R"("num_nextn_predict_layers": 1,)");
+  refused(nemotron, counting(1), KVC_E_INVALID_ARGUMENT, {"mtp_hybrid_override_pattern"});
+  nemotron.insert(nemotron.find('{') + 1, R"("mtp_hybrid_override_pattern": "*M",)");
+  refused(nemotron, counting(1), KVC_E_UNSUPPORTED, {"mtp_hybrid_override_pattern", "'M'"});
+}
+
 TEST(HfConfigOptions, WrongOptionsAreRefusedByName) {
   refused(strange(), assuming("lama"), KVC_E_INVALID_ARGUMENT,
           {"opt->assume = 'lama'", "a known one is 'llama'"});
@@ -139,6 +284,9 @@ TEST(HfConfigOptions, WrongOptionsAreRefusedByName) {
   options.flags = 5;
   refused(strange(), options, KVC_E_UNSUPPORTED, {"opt->flags = 5"});
   options.flags = 0;
+  options.reserved = 3;
+  refused(strange(), options, KVC_E_INVALID_ARGUMENT, {"opt->reserved = 3"});
+  options.reserved = 0;
   options.struct_size = 0;
   refused(strange(), options, KVC_E_INVALID_ARGUMENT, {"opt", "struct_size"});
   struct Newer {

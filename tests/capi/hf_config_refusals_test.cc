@@ -440,6 +440,14 @@ TEST(HfConfigRefusals, MutatedTreesGiveAPlanOrARefusalThatNamesAKeyInTime) {
       seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     }
     EXPECT_LE(seconds, kMostSeconds) << mutator.text();
+    kvc_hf_options options{};
+    options.struct_size = sizeof options;
+    options.assume = seed % 2 == 0 ? "llama" : nullptr;
+    options.mtp_layers = 1;
+    kvc_error other{};
+    const kvc_status with_options =
+        kvc_config_from_hf(mutator.text().c_str(), &options, &config, nullptr, &n, &other);
+    ASSERT_EQ(with_options == KVC_OK, other.message[0] == '\0') << other.message;
     if (status != KVC_OK) {
       ASSERT_TRUE(names_a_key(error.message, mutator)) << error.message << "\n" << mutator.text();
       continue;

@@ -108,7 +108,11 @@ const std::vector<std::string> kFields = {"hidden_size",
                                           "block_types",
                                           "lru_width",
                                           "cca_time0",
-                                          "n_mamba_heads"};
+                                          "n_mamba_heads",
+                                          "num_nextn_predict_layers",
+                                          "mtp_layer_types",
+                                          "mtp_sliding_windows",
+                                          "mtp_hybrid_override_pattern"};
 
 std::string made(Input& input) {
   std::vector<std::string> families = hf::family_names();
@@ -129,9 +133,15 @@ void run(const std::string& text, Input& input) {
   KVC_FUZZ_CHECK(kvc_config_init(&config, sizeof config) == KVC_OK);
   const kvc_config before = config;
   size_t count = 99;
+  kvc_hf_options options{};
+  options.struct_size = sizeof options;
+  if (input.one_in(4)) options.assume = input.one_in(2) ? "llama" : "deepseek_v3";
+  if (input.one_in(4)) options.mtp_layers = static_cast<int32_t>(input.choose(4)) - 1;
+  const auto read = [&](kvc_config* out, kvc_layer* layers, size_t* n, kvc_error* error) {
+    return kvc_config_from_hf(text.c_str(), &options, out, layers, n, error);
+  };
   ErrorBox err(input);
-  const kvc_status status =
-      kvc_config_from_hf_json(text.c_str(), &config, nullptr, &count, err.get());
+  const kvc_status status = read(&config, nullptr, &count, err.get());
   err.check(status);
   if (status != KVC_OK) {
     KVC_FUZZ_CHECK(count == 99 && std::memcmp(&config, &before, sizeof config) == 0);
@@ -143,12 +153,9 @@ void run(const std::string& text, Input& input) {
   layers[0].struct_size = sizeof(kvc_layer);
   size_t small = count - 1;
   kvc_config unused = before;
-  KVC_FUZZ_CHECK(small == 0 || kvc_config_from_hf_json(text.c_str(), &unused, layers, &small,
-                                                       nullptr) == KVC_E_BUFFER_TOO_SMALL);
+  KVC_FUZZ_CHECK(small == 0 || read(&unused, layers, &small, nullptr) == KVC_E_BUFFER_TOO_SMALL);
   size_t given = count;
-  KVC_FUZZ_CHECK(kvc_config_from_hf_json(text.c_str(), &config, layers, &given, nullptr) ==
-                     KVC_OK &&
-                 given == count);
+  KVC_FUZZ_CHECK(read(&config, layers, &given, nullptr) == KVC_OK && given == count);
   KVC_FUZZ_CHECK(config.layers == layers && config.num_layers >= 1 &&
                  static_cast<size_t>(config.num_layers) < count + 1);
   config.byte_budget = uint64_t{1} << 34;

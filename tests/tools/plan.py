@@ -159,6 +159,44 @@ class Plan(unittest.TestCase):
         self.refused(2, "--assume", config("gpt2"), "--memory", "24GiB", "--assume", "clippy")
         self.refused(2, "--assume is for a config.json", *LLAMA, "--memory", "24GiB", "--assume", "llama")
 
+    def test_layers_of_multi_token_prediction_are_counted_when_asked_for(self):
+        deepseek = [config("deepseek-v3"), "--memory", "80GiB", "--max-len", 8192]
+        plain, drafting = self.planned(*deepseek), self.planned(*deepseek, "--mtp", 1)
+        self.assertEqual((plain["mtp_layers"], drafting["mtp_layers"]), (0, 1))
+        self.assertEqual(drafting["bytes_per_token"] * 61, plain["bytes_per_token"] * 62)
+        self.assertEqual(drafting["num_pages"], 80 * 2**30 // (16 * 62 * 576 * 2))
+        self.assertIn("Layer 61 predicts further tokens (MTP).", run(*deepseek, "--mtp", 1).stdout)
+        self.assertNotIn("MTP", run(*deepseek).stdout)
+        stages = self.planned(*deepseek, "--mtp", 1, "--pp", 4)["ranks"]
+        self.assertEqual([(rank["layer_begin"], rank["layer_end"]) for rank in stages], [(0, 16), (16, 31), (31, 46), (46, 62)])
+        self.refused(1, "--mtp = 2 out of range: num_nextn_predict_layers = 1", *deepseek, "--mtp", 2)
+        self.refused(1, "model_type 'llama' has no MTP layers", config("llama-3.1-8b"), "--memory", "1GiB", "--mtp", 1)
+        self.refused(2, "--mtp is for a config.json", *LLAMA, "--memory", "1GiB", "--mtp", 1)
+        self.refused(2, "--mtp", *deepseek, "--mtp", 0)
+
+    def test_a_draft_model_shares_the_memory_and_keeps_the_same_tokens(self):
+        llama = [config("llama-3.1-8b"), "--memory", "24GiB", "--max-len", 32768]
+        plan = self.planned(*llama, "--draft", config("qwen2.5-7b"))
+        per_token = 2 * 128 * 2 * (32 * 8 + 28 * 4)
+        self.assertEqual((plan["bytes_per_token"], plan["draft_layers"]), (per_token, 28))
+        self.assertEqual(plan["num_pages"], 24 * 2**30 // (16 * per_token))
+        self.assertEqual(plan["request_pages"], 32768 // 16)
+        self.assertIn("Layers 32 to 59 are the draft model's.", run(*llama, "--draft", config("qwen2.5-7b")).stdout)
+        ranks = self.planned(*llama, "--draft", config("qwen2.5-7b"), "--pp", 2, "--tp", 4)["ranks"]
+        self.assertEqual([(rank["layer_begin"], rank["layer_end"]) for rank in ranks[::4]], [(0, 16), (16, 60)])
+        halved = self.planned(*llama, "--draft", config("qwen2.5-7b"), "--kv-dtype", "fp8")
+        self.assertEqual(halved["bytes_per_token"] * 2, per_token)
+        # Layers of a draft model that read those of another read its own.
+        shared = self.planned(*llama, "--draft", config("gemma-3n-e4b"))
+        alone = self.planned(config("gemma-3n-e4b"), "--memory", "24GiB", "--max-len", 32768)
+        self.assertEqual(shared["bytes_per_token"], 131072 + alone["bytes_per_token"])
+        short = [config("llama-3.1-8b"), "--memory", "24GiB", "--draft", config("gpt2"), "--json"]
+        text, warning = self.warned(*short)
+        self.assertIn("the draft model has 1,024 tokens at most, the model 131,072", warning)
+        self.assertEqual(json.loads(text)["max_len"], 1024)
+        self.refused(1, "--draft: layer 1 attends to an encoder", *llama, "--draft", config("t5-large"))
+        self.refused(1, "cannot read no-such-file", *llama, "--draft", "no-such-file")
+
     def test_states_alone_have_no_longest_request(self):
         self.assertIn("Longest single request: no limit.\n", run(config("mamba-2.8b"), "--memory", "24GiB").stdout)
 

@@ -70,9 +70,9 @@ TEST(ToolPlan, NumbersAreGroupedByThousands) {
   EXPECT_EQ(size_text(uint64_t{3} << 29), "1.50 GiB");
 }
 
-std::string slices(int32_t layers, int32_t stages) {
+std::string slices(int32_t layers, int32_t stages, int32_t at_end = 0) {
   std::string out;
-  for (const Slice slice : cut_layers(layers, stages))
+  for (const Slice slice : cut_layers(layers, stages, at_end))
     out += std::to_string(slice.begin) + "-" + std::to_string(slice.end) + " ";
   return out;
 }
@@ -83,6 +83,9 @@ TEST(ToolPlan, LayersAreCutEvenlyAndTheFirstStagesGetWhatIsLeftOver) {
   EXPECT_EQ(slices(33, 2), "0-17 17-33 ");
   EXPECT_EQ(slices(32, 3), "0-11 11-22 22-32 ");
   EXPECT_EQ(slices(5, 5), "0-1 1-2 2-3 3-4 4-5 ");
+  EXPECT_EQ(slices(34, 2, 1), "0-17 17-34 ") << "layers that draft run on the last stage";
+  EXPECT_EQ(slices(8, 5, 3), "0-1 1-2 2-3 3-4 4-8 ");
+  EXPECT_EQ(slices(8, 1, 3), "0-8 ");
 }
 
 std::vector<int64_t> windows(UniformLayers shape) {

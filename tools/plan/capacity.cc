@@ -77,9 +77,9 @@ int64_t pages_for(const Capacity& capacity, uint64_t memory) {
   return least;
 }
 
-std::vector<Stage> plan_stages(const kvc_config& config, int32_t stages) {
+std::vector<Stage> plan_stages(const kvc_config& config, int32_t stages, int32_t at_end) {
   std::vector<Stage> out;
-  for (const Slice slice : cut_layers(config.num_layers, stages)) {
+  for (const Slice slice : cut_layers(config.num_layers, stages, at_end)) {
     const std::string context = stages == 1 ? ""
                                             : "layers " + std::to_string(slice.begin) + " to " +
                                                   std::to_string(slice.end - 1) + ": ";
@@ -90,11 +90,11 @@ std::vector<Stage> plan_stages(const kvc_config& config, int32_t stages) {
 
 // Groups are chosen for the longest request, so a shorter one may be planned otherwise: lengths go
 // down until one fits. Sets config.max_seq_len to it.
-std::vector<Stage> plan_what_fits(kvc_config& config, int32_t stages) {
+std::vector<Stage> plan_what_fits(kvc_config& config, int32_t stages, int32_t at_end) {
   const int64_t asked = config.max_seq_len;
   while (true) {
     try {
-      return plan_stages(config, stages);
+      return plan_stages(config, stages, at_end);
     } catch (const TooLong& too_long) {
       const int64_t shorter = std::min(too_long.longest, config.max_seq_len - 1);
       if (shorter < 1)
@@ -122,7 +122,8 @@ std::string in_option_names(std::string message) {
       {"config.forwards_in_flight", "--in-flight"},
       {"config.num_state_slots", "--state-slots"},
       {"config.num_layers", "--layers"},
-      {"opt->assume", "--assume"}};
+      {"opt->assume", "--assume"},
+      {"opt->mtp_layers", "--mtp"}};
   for (const auto& [field, option] : kNames) {
     for (size_t at = 0; (at = message.find(field, at)) != std::string::npos; at += option.size())
       message.replace(at, field.size(), option);
@@ -152,21 +153,24 @@ double requests_in(const Capacity& capacity, int64_t num_pages, int64_t pages_ea
   return requests;
 }
 
-std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages) {
+std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages, int32_t at_end) {
   std::vector<Slice> out;
   int32_t begin = 0;
+  num_layers -= at_end;
   for (int32_t i = 0; i < stages; ++i) {
     const int32_t count = num_layers / stages + (i < num_layers % stages ? 1 : 0);
     out.push_back({begin, begin + count});
     begin += count;
   }
+  out.back().end += at_end;
   return out;
 }
 
 Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks, int32_t stages) {
-  if (stages > model.config.num_layers) {
+  const int32_t at_end = model.num_mtp_layers + model.num_draft_layers;
+  if (stages > model.config.num_layers - at_end) {
     throw Failure("--pp " + std::to_string(stages) + " is more than the " +
-                  std::to_string(model.config.num_layers) + " layers of the model");
+                  std::to_string(model.config.num_layers - at_end) + " layers of the model");
   }
   kvc_config config = model.config;
   config.byte_budget = memory;
@@ -179,7 +183,10 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
       std::any_of(config.layers, config.layers + config.num_layers,
                   [](const kvc_layer& layer) { return layer.kind == KVC_LAYER_CROSS; });
   capacity.max_tokens_per_forward = config.max_tokens_per_forward;
-  capacity.stages = plan_what_fits(config, stages);
+  capacity.num_mtp_layers = model.num_mtp_layers;
+  capacity.num_draft_layers = model.num_draft_layers;
+  capacity.num_layers = config.num_layers;
+  capacity.stages = plan_what_fits(config, stages, at_end);
   capacity.planned_len = config.max_seq_len;
   capacity.drops_behind_windows =
       std::any_of(config.layers, config.layers + config.num_layers,

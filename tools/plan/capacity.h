@@ -16,8 +16,8 @@ struct Slice {
 };
 
 // Layers cut into `stages` runs of equal length; what is left over goes to the first ones, a layer
-// each.
-std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages);
+// each. The last `at_end` layers are not counted: they all belong to the last stage.
+std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages, int32_t at_end = 0);
 
 struct PlanDeleter {
   void operator()(kvc_plan* plan) const { kvc_plan_destroy(plan); }
@@ -42,6 +42,8 @@ struct Capacity {
   std::vector<Stage> stages;  // one plan each; its tensor parallel ranks are alike
   size_t tightest = 0;        // the stage with the fewest pages
   int32_t tensor_ranks = 1;
+  int32_t num_layers = 0;  // All of them; the last ones are those of MTP, then the draft model's.
+  int32_t num_mtp_layers = 0, num_draft_layers = 0;
   int64_t num_pages = 0;  // Pages that every rank has.
   int64_t max_len = 0;    // Length asked for, or the model's; 0: none.
   // Length the plan is made for: max_len where it fits, else what fits.

@@ -83,11 +83,10 @@ class Warnings {
 
 std::vector<std::string> known_families() { return hf::family_names(); }
 
-void read_model_file(const std::string& path, const std::string& assumed, Model& model) {
-  const std::string text = file_text(path);
-  kvc_hf_options options{};
-  options.struct_size = sizeof options;
-  if (!assumed.empty()) options.assume = assumed.c_str();
+namespace {
+
+void read_layers(const std::string& path, const std::string& text, const kvc_hf_options& options,
+                 Model& model) {
   kvc_error error{};
   size_t count = 0;
   const auto read = [&](kvc_layer* layers) {
@@ -103,11 +102,52 @@ void read_model_file(const std::string& path, const std::string& assumed, Model&
                        ? ". --families lists what is known; --assume llama reads a plain decoder"
                        : ""));
   };
-  const Warnings warnings(model.warnings);
   read(nullptr);
   model.layers.resize(count);
   model.layers[0].struct_size = sizeof(kvc_layer);
   read(model.layers.data());
+}
+
+}  // namespace
+
+void read_model_file(const std::string& path, const std::string& assumed, int32_t mtp_layers,
+                     Model& model) {
+  const std::string text = file_text(path);
+  kvc_hf_options options{};
+  options.struct_size = sizeof options;
+  if (!assumed.empty()) options.assume = assumed.c_str();
+  {
+    const Warnings warnings(model.warnings);
+    read_layers(path, text, options, model);
+  }
+  if (mtp_layers == 0) return;
+  const int32_t own_layers = model.config.num_layers;
+  options.mtp_layers = mtp_layers;
+  std::vector<std::string> said;  // The same lines again.
+  const Warnings warnings(said);
+  read_layers(path, text, options, model);
+  model.num_mtp_layers = model.config.num_layers - own_layers;
+}
+
+void append_draft(Model& draft, Model& model) {
+  std::vector<kvc_layer> layers(model.layers.data(), model.layers.data() + model.num_layers());
+  for (size_t i = 0; i < draft.num_layers(); ++i) {
+    kvc_layer layer = draft.layers[i];
+    if (layer.kind == KVC_LAYER_CROSS)
+      throw Failure("--draft: layer " + std::to_string(i) +
+                    " attends to an encoder, which a draft model has not");
+    if (layer.kind == KVC_LAYER_SHARED) layer.source_layer += model.config.num_layers;
+    layers.push_back(layer);
+  }
+  model.kept.push_back(std::move(model.layers));
+  model.kept.push_back(std::move(draft.layers));
+  model.layers = std::move(layers);
+  const int64_t limit = draft.config.max_seq_len;
+  if (limit != 0 && (model.config.max_seq_len == 0 || limit < model.config.max_seq_len))
+    model.config.max_seq_len = limit;
+  model.num_draft_layers = draft.config.num_layers;
+  model.config.num_layers += draft.config.num_layers;
+  model.config.layers = model.layers.data();
 }
 
 void make_uniform(const UniformLayers& shape, Model& model) {

@@ -23,7 +23,10 @@ struct Model {
   std::vector<kvc_layer> layers;  // behind the layers: what they point at
   std::deque<std::vector<kvc_state_spec>> own_states;
   std::deque<std::vector<int64_t>> own_shapes;
-  std::vector<std::string> warnings;  // The library said them about the file.
+  std::vector<std::string> warnings;        // The library said them about the file.
+  std::deque<std::vector<kvc_layer>> kept;  // Arrays that `layers` points into.
+  // The last layers draft tokens and run on the last pipeline stage.
+  int32_t num_mtp_layers = 0, num_draft_layers = 0;
 
   Model() = default;
   Model(const Model&) = delete;
@@ -36,8 +39,13 @@ struct Model {
 std::vector<std::string> known_families();
 
 // Reads the config.json at `path`. `assumed`: the family whose rules read a model_type that is not
-// known; empty: none. Throws Failure.
-void read_model_file(const std::string& path, const std::string& assumed, Model& model);
+// known; empty: none. `mtp_layers`: layers of multi-token prediction to append. Throws Failure.
+void read_model_file(const std::string& path, const std::string& assumed, int32_t mtp_layers,
+                     Model& model);
+
+// Appends the layers of a draft model, whose cache is planned with the model's: both keep the same
+// tokens. Throws Failure for an encoder-decoder.
+void append_draft(Model& draft, Model& model);
 
 struct UniformLayers {
   int32_t layers = 0;

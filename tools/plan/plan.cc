@@ -17,7 +17,8 @@ using namespace kvc::plan_tool;
 constexpr int32_t kMaxRanks = 1024;
 
 struct Options {
-  std::string file, assumed;
+  std::string file, assumed, draft;
+  int32_t mtp_layers = 0;
   UniformLayers uniform;
   std::string memory, host_memory;
   int64_t max_len = 0;
@@ -41,14 +42,29 @@ void warn(const std::string& text) {
   std::fprintf(stderr, "kvcache plan: warning: %s\n", text.c_str());
 }
 
+// Requests are as long as both models allow.
+void read_draft(const Options& options, Model& model) {
+  Model draft;
+  (void)kvc_config_init(&draft.config, sizeof draft.config);
+  read_model_file(options.draft, "", 0, draft);
+  for (const std::string& line : draft.warnings) warn(options.draft + ": " + line);
+  const int64_t of_model = model.config.max_seq_len;
+  append_draft(draft, model);
+  if (options.max_len == 0 && of_model > model.config.max_seq_len) {
+    warn("the draft model has " + grouped(model.config.max_seq_len) +
+         " tokens at most, the model " + grouped(of_model) + ": this is the plan for the former");
+  }
+}
+
 void read_model(const Options& options, Model& model) {
   (void)kvc_config_init(&model.config, sizeof model.config);
   if (options.file.empty()) {
     make_uniform(options.uniform, model);
   } else {
-    read_model_file(options.file, options.assumed, model);
+    read_model_file(options.file, options.assumed, options.mtp_layers, model);
     for (const std::string& line : model.warnings) warn(line);
   }
+  if (!options.draft.empty()) read_draft(options, model);
   set_kv_dtype(options.kv_dtype, model, options.keep_tokens);
   divide_heads(options.tensor_ranks, model);
   kvc_config& config = model.config;
@@ -86,6 +102,8 @@ void check_usage(const CLI::App& plan, const Options& options) {
                                "give a config.json, or --layers with --kv-heads and --head-dim");
   if (options.file.empty() && !options.assumed.empty())
     throw CLI::ValidationError("plan", "--assume is for a config.json");
+  if (options.file.empty() && options.mtp_layers != 0)
+    throw CLI::ValidationError("plan", "--mtp is for a config.json");
   if (plan.count("--window-every") != 0 && plan.count("--full-every") != 0)
     throw CLI::ValidationError("plan", "--window-every and --full-every exclude each other");
 }
@@ -144,6 +162,11 @@ void register_plan(CLI::App& app, int& exit_code) {
                    "Read a model_type that is not known by the rules of this one, such as llama")
       ->check(CLI::IsMember(known_families()).description(""))
       ->type_name("FAMILY");
+  plan->add_option("--mtp", options->mtp_layers,
+                   "Layers of multi-token prediction that are kept too, at most those of the model")
+      ->check(CLI::Range(1, 4096));
+  plan->add_option("--draft", options->draft,
+                   "config.json of a draft model, whose cache lies in the same memory");
   const auto lengths = CLI::Range(int64_t{1}, int64_t{INT32_MAX});
   const auto add_length = [&](const char* name, int64_t& value, const char* text) {
     plan->add_option(name, value, text)->check(lengths);

@@ -76,6 +76,18 @@ void append_lengths(const Capacity& capacity, std::string& text) {
   text += ".\n";
 }
 
+void append_drafting(const Capacity& capacity, std::string& text) {
+  const int32_t draft = capacity.num_layers - capacity.num_draft_layers;
+  const int32_t mtp = draft - capacity.num_mtp_layers;
+  const auto say = [&](int32_t begin, int32_t count, const char* one, const char* many) {
+    if (count == 1) append(text, "Layer %d %s.\n", begin, one);
+    if (count > 1) append(text, "Layers %d to %d %s.\n", begin, begin + count - 1, many);
+  };
+  say(mtp, capacity.num_mtp_layers, "predicts further tokens (MTP)",
+      "predict further tokens (MTP)");
+  say(draft, capacity.num_draft_layers, "is the draft model's", "are the draft model's");
+}
+
 void append_summary(const Capacity& capacity, std::string& text) {
   const kvc_plan_info& info = capacity.reported().info;
   const bool several = num_ranks(capacity) > 1;
@@ -93,6 +105,7 @@ void append_summary(const Capacity& capacity, std::string& text) {
           ? " by memory, more than a request may have"
           : "");
   append_lengths(capacity, text);
+  append_drafting(capacity, text);
   if (capacity.max_tokens_per_forward != 0) {
     append(text,
            "A forward has at most %s new tokens (--max-tokens-per-forward): longer prompts come in "
@@ -187,6 +200,8 @@ std::string json_report(const Capacity& capacity) {
   json["requests_by_length"] = Json::array();
   for (const Requests& requests : capacity.by_length)
     json["requests_by_length"].push_back(requests_json(requests));
+  json["mtp_layers"] = capacity.num_mtp_layers;
+  json["draft_layers"] = capacity.num_draft_layers;
   json["num_pages_with_one_more_gib"] = capacity.pages_with_one_more_gib;
   if (num_ranks(capacity) > 1) json["ranks"] = ranks_json(capacity);
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

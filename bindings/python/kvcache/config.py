@@ -341,6 +341,7 @@ class ModelLimits(Limits, total=False):
     dtype: Any
     rope: bool
     assume: str | None
+    mtp_layers: int
 
 
 @dataclass(frozen=True)
@@ -418,17 +419,20 @@ class Config:
         dtype: Any = None,
         rope: bool = True,
         assume: str | None = None,
+        mtp_layers: int = 0,
         **limits: Unpack[Limits],
     ) -> Config:
         """The layers of a Hugging Face model: of a `config.json` (path, text, or dict) or a transformers configuration object.
 
         Storage is of the model's dtype. `dtype` stores all attention layers in another one; `rope=False` leaves rotations to the model, which
         then hands over rotated q and k. `max_seq_len` is the model's unless given (0: what the pages hold). `assume` names the family whose
-        rules read a model_type that is not known: "llama" for a plain decoder.
+        rules read a model_type that is not known: "llama" for a plain decoder. `mtp_layers` layers of multi-token prediction are appended, at most
+        those of the model.
         """
         if assume is not None and not isinstance(assume, str):
             raise wrong_type("assume", "the name of a model_type", assume)
-        given = _capi.config_from_hf(_model_json(model_config), assume)
+        mtp_layers = integer(mtp_layers, "mtp_layers")
+        given = _capi.config_from_hf(_model_json(model_config), assume, mtp_layers)
         layers = [Layer._from_dict(layer) for layer in given["layers"]]
         if dtype is not None:
             layers = [

@@ -100,7 +100,8 @@
   F(kvc_config, event_capacity)
 
 #define KVCPY_FIELDS_kvc_hf_options(F) \
-  F(kvc_hf_options, struct_size) F(kvc_hf_options, flags) F(kvc_hf_options, assume)
+  F(kvc_hf_options, struct_size) F(kvc_hf_options, flags) F(kvc_hf_options, assume) \
+  F(kvc_hf_options, mtp_layers) F(kvc_hf_options, reserved)
 
 #define KVCPY_FIELDS_kvc_plan_info(F) \
   F(kvc_plan_info, struct_size) F(kvc_plan_info, page_size) F(kvc_plan_info, num_layers) \

@@ -284,7 +284,7 @@ int kvcpy_rope_in(PyObject *object, kvc_rope *rope, kvcpy_arena **arena);
 void kvcpy_arena_free(kvcpy_arena *arena);
 void *kvcpy_arena_take(kvcpy_arena **arena, size_t bytes);
 /* {"max_seq_len", "max_cross_len", "layers": [...]} of a config.json. `assume`: a text, or None. */
-PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume);
+PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume, int mtp_layers);
 
 typedef struct {
   int used;

@@ -273,7 +273,7 @@ static kvc_layer *read_hf(const char *json, const kvc_hf_options *options, kvc_c
   return NULL;
 }
 
-PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume) {
+PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume, int mtp_layers) {
   const char *text;
   PyObject *bytes = NULL, *family = NULL, *layers, *dict;
   kvc_layer *elements = NULL;
@@ -283,6 +283,7 @@ PyObject *kvcpy_config_from_hf(PyObject *json, PyObject *assume) {
   int32_t i;
   memset(&options, 0, sizeof options);
   options.struct_size = sizeof options;
+  options.mtp_layers = mtp_layers;
   text = text_in(json, &bytes);
   if (text && assume != Py_None) options.assume = text_in(assume, &family);
   if (!PyErr_Occurred()) elements = read_hf(text, &options, &config, &status);

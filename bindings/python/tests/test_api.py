@@ -362,6 +362,19 @@ def test_an_unknown_model_type_is_read_by_the_rules_of_one_that_is_named():
         kvcache.Config.from_hf(strange, assume="llama\0")
 
 
+def test_layers_of_multi_token_prediction_are_appended_when_asked_for():
+    drafting = {**LLAMA, "num_nextn_predict_layers": 2}
+    own = kvcache.Config.from_hf(drafting).layers
+    assert kvcache.Config.from_hf(drafting, mtp_layers=2).layers == [*own, own[-1], own[-1]]
+    assert kvcache.plan_for(drafting, "24MiB", mtp_layers=1).layer(3).k_dim == 16
+    with pytest.raises(kvcache.OutOfRange, match="mtp_layers = 3 out of range: num_nextn_predict_layers = 2"):
+        kvcache.Config.from_hf(drafting, mtp_layers=3)
+    with pytest.raises(kvcache.Unsupported, match="'llama' has no MTP layers: num_nextn_predict_layers is missing"):
+        kvcache.Config.from_hf(LLAMA, mtp_layers=1)
+    with pytest.raises(TypeError, match="mtp_layers"):
+        kvcache.Config.from_hf(LLAMA, mtp_layers="two")
+
+
 def test_a_config_json_describes_the_layers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     for source in (LLAMA, json.dumps(LLAMA), tmp_path, str(tmp_path / "config.json")):

@@ -116,7 +116,7 @@ def test_each_wrong_call_is_an_error_of_its_line(tmp_path):
 def test_keyword_arguments_are_the_fields_that_they_stand_for():
     fields = {name for name in kvcache.Config.__dataclass_fields__ if name != "_kept"}
     assert set(config.Limits.__annotations__) | {"layers"} == fields
-    assert set(config.ModelLimits.__annotations__) == fields - {"layers"} | {"dtype", "rope", "assume"}
+    assert set(config.ModelLimits.__annotations__) == fields - {"layers"} | {"dtype", "rope", "assume", "mtp_layers"}
     assert set(forward.AttnKeywords.__annotations__) == set(kvcache.AttnOptions._fields)
     assert set(prefix.Query.__annotations__) == set(prefix._query.__kwdefaults__)
 

@@ -111,6 +111,8 @@ fn text(name: &str, text: &str) -> Result<CString> {
 pub struct HfOptions<'a> {
     /// The family whose rules read a `model_type` that is not known: "llama" for a plain decoder.
     pub assume: Option<&'a str>,
+    /// Layers of multi-token prediction that are appended, at most those of the model.
+    pub mtp_layers: i32,
 }
 
 impl Config {
@@ -147,6 +149,7 @@ impl Config {
         let assume = options.assume.map(|family| text("assume", family)).transpose()?;
         let options = sys::kvc_hf_options {
             assume: assume.as_ref().map_or(null(), |family| family.as_ptr()),
+            mtp_layers: options.mtp_layers,
             ..Default::default()
         };
         let mut config = sys::kvc_config::default();

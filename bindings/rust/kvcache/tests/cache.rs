@@ -364,13 +364,17 @@ fn bad_configurations_name_the_field() {
 fn a_model_type_that_is_not_known_is_read_as_the_options_say() {
     let strange = r#"{"model_type": "novel", "num_hidden_layers": 4, "hidden_size": 64,
         "num_attention_heads": 4, "kv_groups_map": 3, "sliding_window": 32, "sliding_window_pattern": "LG"}"#;
-    let assume = |family| Config::from_hf(strange, &HfOptions { assume: Some(family) });
+    let assume = |family| Config::from_hf(strange, &HfOptions { assume: Some(family), ..Default::default() });
     let config = assume("llama").unwrap();
     assert_eq!(config.layers.iter().map(|layer| layer.window).collect::<Vec<_>>(), [32, 0, 32, 0]);
     assert!(Config::from_hf_json(strange).unwrap_err().message().contains("kv_groups_map"));
     let error = assume("lama").unwrap_err();
     assert_eq!(error.status(), Status::InvalidArgument);
     assert!(error.message().contains("assume = 'lama'"), "{error}");
+    let drafting = strange.replace("kv_groups_map", "num_nextn_predict_layers");
+    let with = |mtp_layers| Config::from_hf(&drafting, &HfOptions { mtp_layers, ..Default::default() });
+    assert_eq!(with(3).unwrap().layers.len(), 7);
+    assert_eq!(with(4).unwrap_err().status(), Status::OutOfRange);
     assert!(assume("lla\0ma").unwrap_err().message().contains("assume: byte 3 is zero"));
 }
 

@@ -148,12 +148,14 @@ extern "C" {
     ///
     /// Expected:  KVC_E_UNSUPPORTED       An encoder, a model_type whose keys do not say enough, a key
     ///                                    that could change what is kept and that no rule reads, or a
-    ///                                    feature that the library has not (named).
+    ///                                    feature that the library has not (named); opt->mtp_layers of a
+    ///                                    model without any that are known.
     ///            KVC_E_BUFFER_TOO_SMALL  layers has fewer than *n elements.
     /// Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), a field that is missing or of the
     ///                                    wrong type (the message names it), or opt->assume is not a
     ///                                    known model_type, or the file's own is known.
-    ///            KVC_E_OUT_OF_RANGE      A number beyond reason.
+    ///            KVC_E_OUT_OF_RANGE      A number beyond reason, or opt->mtp_layers above those of the
+    ///                                    model (detail = their number).
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_config_from_hf(

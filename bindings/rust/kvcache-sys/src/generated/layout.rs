@@ -46,8 +46,8 @@ layouts! {
         executor @ 144, max_cross_len @ 152, state_stride @ 160, num_state_slots @ 168,
         event_capacity @ 176,
     }
-    kvc_hf_options = 24 {
-        struct_size @ 0, flags @ 8, assume @ 16,
+    kvc_hf_options = 32 {
+        struct_size @ 0, flags @ 8, assume @ 16, mtp_layers @ 24, reserved @ 28,
     }
     kvc_plan_info = 160 {
         struct_size @ 0, page_size @ 8, num_layers @ 12, layer_begin @ 16, layer_end @ 20,

@@ -688,6 +688,11 @@ pub struct kvc_hf_options {
     /// model_type is missing or not known. Lists of kinds of layers and patterns of windows decide
     /// all the same. One warning is logged. NULL: none. Borrowed for the call.
     pub assume: *const c_char,
+    /// Layers of multi-token prediction that are appended, at most those of the model; 0: none.
+    /// They keep what the model's last layer without a window keeps; MiMo-V2's have its window.
+    pub mtp_layers: i32,
+    /// \0.
+    pub reserved: i32,
 }
 
 #[repr(C)]
