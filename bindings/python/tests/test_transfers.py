@@ -258,7 +258,8 @@ def test_bad_arguments_are_named(cache, transport):
         cache.send(transport, 1, b"x" * 100)
     with pytest.raises(TypeError):
         cache.send(transport, 1, "a ticket")
-    for thing in (transport, cache.receive(transport, 1, 2)):
+    receiving = cache.receive(transport, 1, 2, deadline=0.1)
+    for thing in (transport, receiving):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(thing)
     transport.close(60)
