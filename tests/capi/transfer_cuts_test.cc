@@ -206,6 +206,25 @@ TEST(TransfersAsComputed, AChangedSequenceEndsIt) {
   }
 }
 
+TEST(TransfersAsComputed, ASequenceMayBeSwappedMeanwhile) {
+  Net net({attention_layer(), attention_layer()}, 64);
+  set_host_pages(net.config, 32);
+  Cache first(net.config), second(net.config);
+  append_pattern(first, 1, 10, 7);
+  Following both(first, second, 30);
+  append_pattern(first, 1, 5, 7);
+  ASSERT_EQ(swap_out(first, {1}), KVC_OK);
+  append_pattern(first, 2, 20, 8);  // Takes the pages, where the transfer does not hold them.
+  expect_sound(first);
+  ASSERT_EQ(swap_in(first, {1}), KVC_OK);
+  append_pattern(first, 1, 15, 7);
+  both.expect_done();
+  EXPECT_EQ(pattern_difference(second, 1, 7), "");
+  EXPECT_EQ(pattern_difference(first, 1, 7), "");
+  expect_sound(first);
+  expect_sound(second);
+}
+
 TEST(TransfersAsComputed, MoreTokensThanTheTicketAreRefused) {
   Net net({attention_layer()}, 64);
   Cache first(net.config), second(net.config);

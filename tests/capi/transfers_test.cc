@@ -299,6 +299,57 @@ TEST(Transfers, ASequenceOnItsWayIsBusy) {
   expect_sound(second);
 }
 
+TEST(Transfers, SwappedSequencesAndTreesDoNotTravel) {
+  Net net({attention_layer()}, 64);
+  set_host_pages(net.config, 32);
+  Cache first(net.config), second(net.config);
+  const TestTransport transport;
+  for (Cache* cache : {&first, &second}) {
+    append_pattern(*cache, 1, 10, 7);
+    ASSERT_EQ(swap_out(*cache, {1}), KVC_OK);
+    append_pattern(*cache, 2, 9, 8);
+    Request tree{{2}, {2}};
+    tree.parents = {-1, 0};
+    ASSERT_EQ(cache->begin_with(tree, nullptr), KVC_OK);
+    HostTensor rows(Elem::kF32, {2, 1, kDim});
+    ASSERT_EQ(kvc_kv_append(cache->forward, 0, rows.dl(), rows.dl(), nullptr), KVC_OK);
+    cache->end();
+  }
+  TestTransfer receiving;
+  const kvc_recv_desc other = recv_desc(5, 10);
+  ASSERT_EQ(kvc_transfer_recv(second.get(), transport.get(), &other, receiving.out(), nullptr),
+            KVC_OK);
+  const Bytes ticket = receiving.ticket();
+  kvc_transfer* out = nullptr;
+  for (const auto& [seq, what] : {std::pair<kvc_seq, const char*>{1, "swapped out"}, {2, "tree"}}) {
+    SCOPED_TRACE(what);
+    const kvc_seq id = seq;
+    const kvc_send_desc send = send_desc(id, ticket);
+    expect_error(KVC_E_INVALID_STATE, {what}, [&](kvc_error* err) {
+      return kvc_transfer_send(first.get(), transport.get(), &send, &out, err);
+    });
+    const kvc_recv_desc recv = recv_desc(id, 3, id == 1 ? 10 : 9);
+    expect_error(KVC_E_INVALID_STATE, {what}, [&](kvc_error* err) {
+      return kvc_transfer_recv(second.get(), transport.get(), &recv, &out, err);
+    });
+  }
+  // One on its way is not swapped.
+  const kvc_seq arriving = 5;
+  for (auto* swap : {&kvc_swap_out, &kvc_swap_in}) {
+    EXPECT_NE(swap(second.get(), 1, &arriving, nullptr, nullptr, nullptr), KVC_OK);
+  }
+  ASSERT_EQ(swap_in(first, {1}), KVC_OK);
+  const kvc_send_desc send = send_desc(1, ticket);
+  TestTransfer sending;
+  ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, sending.out(), nullptr), KVC_OK);
+  // And one that travels may be: the transfer holds what it reads.
+  ASSERT_EQ(swap_out(first, {1}), KVC_OK);
+  ASSERT_EQ(receiving.wait(), KVC_OK);
+  EXPECT_EQ(pattern_difference(second, 5, 7), "");
+  expect_sound(first);
+  expect_sound(second);
+}
+
 TEST(Transfers, AnOpenForwardIsNotDisturbed) {
   Net net({attention_layer()});
   Cache first(net.config), second(net.config);
@@ -454,6 +505,144 @@ TEST(Transfers, OtherLayoutsAndModelsAreRefusedByNameOnBothSides) {
   };
   refused(second, nullptr, nullptr, KVC_E_UNSUPPORTED, {"layers[1].k_dtype"});
   refused(same, "llama", "gemma", KVC_E_INVALID_ARGUMENT, {"llama", "gemma"});
+}
+
+// A layer, or some, as a layout describes them.
+struct Described {
+  explicit Described(std::vector<kvc_layer> layers, bool is_rotated = false)
+      : net(std::move(layers), 64) {
+    rope.theta = 1000;
+    rope.scaling = KVC_ROPE_SCALING_LONGROPE;
+    rope.freq_factors = factors.data();
+    rope.long_freq_factors = long_factors.data();
+    rope.num_freq_factors = kDim / 2;
+    rope.attention_factor = 1.5;
+    rope.original_context = 100;
+    if (is_rotated) net.layers[0].rope = &rope;
+    for (kvc_layer& layer : net.layers) {
+      if (layer.kind != KVC_LAYER_STATE) continue;
+      layer.states = &spec;
+      layer.num_states = 1;
+    }
+  }
+  kvc_layer& last() { return net.layers.back(); }
+
+  std::vector<int64_t> shape{2, 3};
+  kvc_state_spec spec = state_spec(shape);
+  std::vector<float> factors = std::vector<float>(kDim / 2, 1.0f);
+  std::vector<float> long_factors = std::vector<float>(kDim / 2, 2.0f);
+  kvc_rope rope = rope_of(KVC_ROPE_ON_READ);
+  Net net;
+};
+
+TEST(Transfers, EveryFieldOfALayoutIsComparedByName) {
+  const TestTransport transport;
+  using Layers = std::vector<kvc_layer>;
+  const auto expect_refused = [&](const char* name, const Layers& layers, auto change,
+                                  bool is_rotated = false) {
+    SCOPED_TRACE(name);
+    Described from(layers, is_rotated), to(layers, is_rotated);
+    change(to);
+    Cache sender(from.net.config), receiver(to.net.config);
+    append_pattern(sender, 1, 10, 7);
+    TestTransfer receiving, sending;
+    ASSERT_NO_FATAL_FAILURE(begin_transfer(sender, 1, receiver, recv_desc(1, 10), transport.get(),
+                                           transport.get(), &sending, &receiving));
+    for (const TestTransfer* side : {&receiving, &sending}) {
+      expect_error(KVC_E_UNSUPPORTED, {name},
+                   [&](kvc_error* err) { return side->wait(60 * kSecond, err); });
+    }
+    EXPECT_EQ(kvc_cache_is_empty(receiver.get()), 1);
+    expect_sound(receiver);
+    expect_sound(sender);
+  };
+  const Layers one{attention_layer()}, two(2, attention_layer()), kept{kept_layer(5)};
+  const Layers states{attention_layer(), layer_of_kind(KVC_LAYER_STATE)};
+  expect_refused("num_layers is 2 in the sender, 3 in the receiver", two, [](Described& to) {
+    to.net.layers.push_back(attention_layer());
+    to.net.config.layers = to.net.layers.data();
+    to.net.config.num_layers = 3;
+  });
+  expect_refused("layer_begin", two, [](Described& to) {
+    to.net.config.layer_begin = 1;
+    to.net.config.layer_end = 2;
+  });
+  expect_refused("layer_end", two, [](Described& to) { to.net.config.layer_end = 1; });
+  expect_refused("layers[1].kind", two,
+                 [](Described& to) { to.last() = layer_of_kind(KVC_LAYER_NONE); });
+  expect_refused("layers[2].source_layer", {one[0], one[0], shared_layer(0)},
+                 [](Described& to) { to.last().source_layer = 1; });
+  expect_refused("layers[0].num_kv_heads", one,
+                 [](Described& to) { to.last().num_kv_heads = kHeads; });
+  expect_refused("layers[0].k_dim", one, [](Described& to) { to.last().k_dim = 65; });
+  expect_refused("layers[0].v_dim", one, [](Described& to) { to.last().v_dim = 80; });
+  expect_refused("layers[0].k_dim", {mla_layer()},
+                 [](Described& to) { to.last().latent_rope_dim += 2; });
+  expect_refused("layers[0].v_dim", {mla_layer()}, [](Described& to) {
+    to.last().latent_rank += 2;
+    to.last().latent_rope_dim -= 2;
+  });
+  expect_refused("layers[0].v_in_k", {joint_layer()}, [](Described& to) { to.last().flags = 0; });
+  expect_refused("layers[0].k_dtype", one, [](Described& to) {
+    to.last().k_dtype = {kDLBfloat, 16, 1};
+  });
+  expect_refused("layers[0].v_dtype", one, [](Described& to) {
+    to.last().v_dtype = {kDLFloat, 16, 1};
+  });
+  expect_refused("layers[0].quant", {kept_layer(0)},
+                 [](Described& to) { to.last().quant = KVC_QUANT_PER_TOKEN_HEAD; });
+  expect_refused("layers[0].v_dtype", {kept_layer(0)}, [](Described& to) {
+    to.last().v_quant = KVC_QUANT_OFF;
+    to.last().v_dtype = {kDLFloat, 32, 1};
+  });
+  expect_refused("layers[0].k_scale", kept, [](Described& to) { to.last().k_scale = 2; });
+  expect_refused("layers[0].v_scale", kept, [](Described& to) { to.last().v_scale = 2; });
+  expect_refused("layers[0].keep_tokens", kept, [](Described& to) { to.last().keep_tokens = 6; });
+  expect_refused("layers[1].states[0].shape", states, [](Described& to) { to.shape = {3, 2}; });
+  expect_refused("layers[1].states[0].dtype", states, [](Described& to) {
+    to.spec.dtype = {kDLBfloat, 16, 1};
+  });
+  const auto expect_rope = [&](const char* name, auto change) {
+    expect_refused(name, one, change, true);
+  };
+  expect_rope("layers[0].rope", [](Described& to) { to.last().rope = nullptr; });
+  const kvc_rope on_append = rope_of(KVC_ROPE_ON_APPEND), on_read = rope_of(KVC_ROPE_ON_READ);
+  kvc_layer rotated = attention_layer();
+  rotated.rope = &on_append;
+  expect_refused("ropes[0].mode", {rotated}, [&](Described& to) { to.last().rope = &on_read; });
+  kvc_rope cut = on_append;
+  cut.num_sections = 2;
+  cut.sections[0] = 1;
+  cut.sections[1] = kDim / 2 - 1;
+  expect_refused("ropes[0].section_of_pair", {rotated},
+                 [&](Described& to) { to.last().rope = &cut; });
+  expect_rope("ropes[0].style", [](Described& to) { to.rope.style = KVC_ROPE_INTERLEAVED; });
+  expect_rope("ropes[0].rotary_dim", [](Described& to) {
+    to.rope.num_freq_factors = kDim / 2 - 1;
+    to.rope.rotary_dim = kDim - 2;
+  });
+  expect_rope("ropes[0].inverse_frequencies", [](Described& to) { to.rope.theta = 999; });
+  expect_rope("ropes[0].long_inverse_frequencies", [](Described& to) { to.long_factors[3] = 3; });
+  expect_rope("ropes[0].original_context", [](Described& to) { ++to.rope.original_context; });
+  expect_rope("ropes[0].magnitude", [](Described& to) { to.rope.attention_factor = 2; });
+  expect_refused("groups[0].window is 8 in the sender, 9 in the receiver", {attention_layer(8)},
+                 [](Described& to) { to.last().window = 9; });
+  expect_refused("groups[0].chunk is 6 in the sender, 7 in the receiver", {attention_layer(0, 6)},
+                 [](Described& to) { to.last().chunk = 7; });
+  // Another number of layer groups shows in the ticket.
+  Net from(two), to({attention_layer(), attention_layer(8)});
+  Cache sender(from.config), receiver(to.config);
+  append_pattern(sender, 1, 10, 7);
+  TestTransfer receiving;
+  const kvc_recv_desc desc = recv_desc(1, 10);
+  ASSERT_EQ(kvc_transfer_recv(receiver.get(), transport.get(), &desc, receiving.out(), nullptr),
+            KVC_OK);
+  const Bytes ticket = receiving.ticket();
+  const kvc_send_desc send = send_desc(1, ticket);
+  kvc_transfer* out = nullptr;
+  expect_error(KVC_E_UNSUPPORTED, {"2 layer groups, the sender 1"}, [&](kvc_error* err) {
+    return kvc_transfer_send(sender.get(), transport.get(), &send, &out, err);
+  });
 }
 
 TEST(Transfers, ATicketIsOfUseOnce) {
