@@ -2518,7 +2518,7 @@ enum kvc_send_mode_value KVC_INT32_ENUM {
   KVC_SEND_AS_COMPUTED = 1
 };
 
-/* What is sent. Everything but `user` is borrowed for the call. */
+/* What is sent. Everything is borrowed for the call. */
 typedef struct kvc_send_desc {
   size_t struct_size;
   uint64_t flags;      /* Must be 0. */

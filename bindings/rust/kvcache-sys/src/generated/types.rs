@@ -1445,7 +1445,7 @@ kinds! {
     }
 }
 
-/// What is sent. Everything but `user` is borrowed for the call.
+/// What is sent. Everything is borrowed for the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_send_desc {
