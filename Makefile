@@ -145,7 +145,8 @@ random: build
 
 # Processes that are killed at their work, as often as before a release.
 reliability: build
-	@KVC_RELIABILITY=1 ctest --preset release -L reliability --verbose
+	@KVC_RELIABILITY=1 build/tests/reliability_test
+	@KVC_RELIABILITY=1 build/tests/model_test --gtest_filter='RandomTransfers.*'
 
 # Coverage-guided fuzzing, so many seconds for each target of tests/fuzz; FUZZ_SECONDS=0 runs until stopped, FUZZ_ONLY names targets.
 FUZZ_SECONDS ?= 60

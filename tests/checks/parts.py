@@ -76,8 +76,9 @@ def all_parts():
              left="nothing, but sources alone do not make it run: they are compiled in the release build"),
         Part("random", tier_2="make random", inputs=CORE + ["tests/model/**", "tests/support/**"],
              left="two million operations in another locale: the same kinds run in each tier, fewer of them"),
-        Part("reliability", tier_2="make reliability", inputs=CORE + ["tests/reliability/**"],
-             left="1,000 kills instead of 20, 50 instead of 6 of transfers"),
+        Part("reliability", tier_2="make reliability",
+             inputs=CORE + ["tests/reliability/**", "tests/model/transfers_test.cc"],
+             left="1,000 kills instead of 20, 50 instead of 6 of transfers; 1,000,000 seeds of transfers instead of 10,000"),
     ]
     if has_nvcc:
         parts.insert(6, Part("cuda", tier_1="make test-cuda", tier_2="make test-cuda", inputs=CODE + ["tests/cuda/**", ".ci/**"]))

@@ -3,166 +3,26 @@
 //
 // The program forks a survivor, which keeps its cache and its transport for all rounds, and a
 // victim per round. It never loads UCX itself: threads do not outlive a fork.
-#include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <bit>
 #include <cstdio>
-#include <cstring>
-#include <ctime>
 #include <random>
-#include <thread>
 
-#include "tests/capi/transfers.h"
 #include "tests/reliability/times.h"
-#include "tests/support/waiting.h"
+#include "tests/reliability/transfer_processes.h"
 
 namespace kvc::test {
 namespace {
 
 constexpr kvc_seq kSeq = 1, kOther = 2;
-constexpr int64_t kLength = 4096, kKvHeads = 8, kRowDim = 128;  // 32 MiB of K and V.
-constexpr size_t kFloats = static_cast<size_t>(kLength * kKvHeads * kRowDim);
+constexpr int64_t kLength = 4096;
 
-// The same clock in every process.
-int64_t now_ns() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * kSecond + time.tv_nsec;
-}
-
-void sleep_ns(int64_t duration) { std::this_thread::sleep_for(std::chrono::nanoseconds(duration)); }
-
-struct WideNet : Net {
-  WideNet() : Net({attention_layer()}, kLength / 16 + 1) {
-    layers[0].num_q_heads = layers[0].num_kv_heads = static_cast<int32_t>(kKvHeads);
-    layers[0].k_dim = static_cast<int32_t>(kRowDim);
-    config.page_size = 16;
-  }
+// 32 MiB of K and V.
+struct WideNet : RowsNet {
+  WideNet() : RowsNet(8, 128, kLength) {}
 };
-
-class Tensor {
- public:
-  explicit Tensor(uint32_t seed) : values_(kFloats) {
-    for (size_t i = 0; i < kFloats; ++i)
-      values_[i] = static_cast<float>((static_cast<uint32_t>(i) * 2654435761u + seed) >> 8);
-  }
-  DLTensor* dl() {
-    tensor_ = {values_.data(), {kDLCPU, 0}, 3, {kDLFloat, 32, 1}, shape_, nullptr, 0};
-    return &tensor_;
-  }
-  bool operator==(const Tensor& other) const { return values_ == other.values_; }
-
- private:
-  std::vector<float> values_;
-  int64_t shape_[3] = {kLength, kKvHeads, kRowDim};
-  DLTensor tensor_{};
-};
-
-void fill(Cache& cache, kvc_seq seq, uint32_t seed) {
-  ASSERT_EQ(kvc_seq_add(cache.get(), seq, nullptr), KVC_OK);
-  ASSERT_EQ(cache.begin({seq}, {kLength}), KVC_OK);
-  Tensor rows(seed);
-  ASSERT_EQ(kvc_kv_append(cache.forward, 0, rows.dl(), rows.dl(), nullptr), KVC_OK);
-  cache.end();
-}
-
-bool holds(Cache& cache, kvc_seq seq, uint32_t seed) {
-  Tensor k(0), v(0);
-  EXPECT_EQ(kvc_debug_get_layer(cache.get(), seq, 0, 0, kLength, k.dl(), v.dl(), nullptr, nullptr),
-            KVC_OK);
-  const Tensor expected(seed);
-  return k == expected && v == expected;
-}
-
-// ---- What the processes tell each other
-
-enum class Word : int32_t {
-  kReceive,  // To the survivor; the answer is a ticket.
-  kSend,     // To the survivor, with a ticket.
-  kTicket,
-  kStarted,  // The other side has answered.
-  kStruck,   // To the survivor: the victim was killed or stopped, at `time`.
-  kReused,   // The survivor has given the pages to another sequence.
-  kWoken,    // To the survivor: the victim runs again.
-  kEnded,    // The survivor's part is over.
-  kQuit
-};
-
-struct Note {
-  Word word = Word::kQuit;
-  uint32_t seed = 0;
-  uint32_t cancels = 0;  // kStruck: a transfer that nobody has begun is given up.
-  int32_t status = 0;    // kEnded.
-  int64_t time = 0;      // kStruck; kEnded: nanoseconds from then to the end.
-  uint32_t ticket_bytes = 0;
-  uint8_t ticket[4096];
-};
-
-class Line {
- public:
-  Line() {
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends_) != 0) std::perror("socketpair");
-  }
-  ~Line() {
-    for (const int end : ends_) close(end);
-  }
-  Line(const Line&) = delete;
-  Line& operator=(const Line&) = delete;
-
-  void tell(int end, const Note& note) const {
-    ASSERT_EQ(write(ends_[end], &note, sizeof note), static_cast<ssize_t>(sizeof note));
-  }
-  void tell(int end, Word word) const {
-    Note note;
-    note.word = word;
-    tell(end, note);
-  }
-  bool has_news(int end, int64_t for_ns) const {
-    pollfd entry{ends_[end], POLLIN, 0};
-    return poll(&entry, 1, static_cast<int>(for_ns / 1'000'000)) > 0;
-  }
-  // The test has failed where nothing comes.
-  Note hear(int end) const {
-    Note note;
-    const bool came = has_news(end, std::chrono::nanoseconds(kPatience).count()) &&
-                      read(ends_[end], &note, sizeof note) == static_cast<ssize_t>(sizeof note);
-    EXPECT_TRUE(came) << "the other process says nothing";
-    return came ? note : Note{};
-  }
-
- private:
-  int ends_[2] = {-1, -1};
-};
-
-constexpr int kHere = 0, kThere = 1;  // Ends of a line: of the program, of a process that it forks.
-
-kvc_transport_desc ucx_desc(uint64_t bytes_in_flight) {
-  kvc_transport_desc desc{};
-  desc.struct_size = sizeof desc;
-  desc.engine = "ucx";
-  desc.bytes_in_flight = bytes_in_flight;
-  return desc;
-}
-
-Bytes ticket_of(const Note& note) { return {note.ticket, note.ticket + note.ticket_bytes}; }
-
-Note note_of(const Bytes& ticket, Word word) {
-  Note note;
-  note.word = word;
-  note.ticket_bytes = static_cast<uint32_t>(ticket.size());
-  std::memcpy(note.ticket, ticket.data(), ticket.size());
-  return note;
-}
-
-bool is_over(const TestTransfer& transfer) {
-  const kvc_transfer_state state = transfer.info().state;
-  return state == KVC_TRANSFER_ARRIVED || state >= KVC_TRANSFER_DONE;
-}
 
 // ---- The victim
 
@@ -172,7 +32,7 @@ bool is_over(const TestTransfer& transfer) {
   const TestTransport transport(ucx_desc(bytes_in_flight));
   TestTransfer transfer;
   if (order.word == Word::kSend) {
-    fill(cache, kSeq, order.seed);
+    fill(cache, net, kSeq, kLength, order.seed);
     const Bytes ticket = ticket_of(order);
     const kvc_send_desc send = send_desc(kSeq, ticket);
     (void)kvc_transfer_send(cache.get(), transport.get(), &send, transfer.out(), nullptr);
@@ -216,7 +76,7 @@ struct Survivor {
   }
 
   void send(const Note& order) {
-    fill(cache, kSeq, order.seed);
+    fill(cache, net, kSeq, kLength, order.seed);
     TestTransfer transfer;
     const Bytes ticket = ticket_of(order);
     const kvc_send_desc desc = send_desc(kSeq, ticket);
@@ -225,7 +85,7 @@ struct Survivor {
     while (transfer.info().state == KVC_TRANSFER_WAITING) sleep_ns(100'000);
     line.tell(kThere, Word::kStarted);
     finish(transfer, order);
-    EXPECT_TRUE(holds(cache, kSeq, order.seed)) << "the sender's own rows";
+    EXPECT_TRUE(holds(cache, net, kSeq, kLength, order.seed)) << "the sender's own rows";
     ASSERT_EQ(kvc_seq_remove(cache.get(), kSeq, nullptr), KVC_OK);
   }
 
@@ -255,7 +115,7 @@ struct Survivor {
     const bool receives = order.word == Word::kReceive;
     int64_t length = 0;
     if (answer.status == KVC_OK && receives) {
-      EXPECT_TRUE(holds(cache, kSeq, order.seed)) << "arrived with other rows";
+      EXPECT_TRUE(holds(cache, net, kSeq, kLength, order.seed)) << "arrived with other rows";
       ASSERT_EQ(kvc_seq_remove(cache.get(), kSeq, nullptr), KVC_OK);
     } else if (receives) {
       EXPECT_EQ(kvc_seq_length(cache.get(), kSeq, &length, nullptr), KVC_E_NOT_FOUND);
@@ -271,10 +131,10 @@ struct Survivor {
 
   // The pages are another sequence's before the victim wakes: nothing of the victim lands in them.
   void reuse_pages() {
-    fill(cache, kOther, 77);
+    fill(cache, net, kOther, kLength, 77);
     line.tell(kThere, Word::kReused);
     ASSERT_EQ(line.hear(kThere).word, Word::kWoken);
-    EXPECT_TRUE(holds(cache, kOther, 77)) << "late bytes";
+    EXPECT_TRUE(holds(cache, net, kOther, kLength, 77)) << "late bytes";
     ASSERT_EQ(kvc_seq_remove(cache.get(), kOther, nullptr), KVC_OK);
   }
 
@@ -297,16 +157,7 @@ pid_t fork_survivor(const Line& line, const kvc_transport_desc& desc) {
     line.tell(kThere, Word::kStarted);
     one.run();
   }
-  std::fflush(stdout);
-  _exit(testing::Test::HasFailure() ? 1 : 0);
-}
-
-// Tells the survivor to go, and that it has.
-void expect_survived(pid_t survivor, const Line& line) {
-  line.tell(kHere, Word::kQuit);
-  int status = 0;
-  ASSERT_EQ(waitpid(survivor, &status, 0), survivor);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  end_process();
 }
 
 // Whether its build has no UCX; then it has ended.
@@ -351,100 +202,103 @@ pid_t start(const Line& survivor, const Line& victim, bool victim_sends, uint32_
   return child;
 }
 
-constexpr uint64_t kMebibyte = uint64_t{1} << 20;
+// Kills a victim, in whatever state it is.
+void finish_off(pid_t victim) {
+  ASSERT_EQ(kill(victim, SIGKILL), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(victim, &status, 0), victim);
+  ASSERT_TRUE(WIFSIGNALED(status)) << "the victim failed by itself";
+}
 
-// How late the end may be. Builds with sanitizers take longer for everything.
-int64_t most_after_kill() { return environment("KVC_TEST_SCALE", 1) < 1 ? 20 * kSecond : kSecond; }
+// How victims are struck, each in a transfer of its own.
+struct Blows {
+  int64_t count;
+  uint32_t seed;
+  uint64_t most_in_flight;  // Of a victim, in MiB: a power of two.
+  int64_t most_delay;       // Nanoseconds from the start of the transfer to the blow.
+  bool may_be_early;        // One in five strikes before the victim has answered.
+  int64_t most_until_end;   // Nanoseconds until the survivor's part is over.
+};
 
-TEST(KilledTransfers, TheOtherSideEndsWholeOrWithoutATrace) {
-  const Line line;
-  const pid_t survivor = fork_survivor(line, ucx_desc(8 * kMebibyte));
-  if (is_skipped(survivor, line)) GTEST_SKIP() << "this build has no libkvcache_transport_ucx.so";
-  std::mt19937_64 random(20261128);
-  int64_t kills = 0, broken = 0, latest = 0;
-  for (const int64_t end = times(6, 50); kills < end; ++kills) {
-    const bool victim_sends = kills % 2 == 0, is_early = random() % 5 == 0;
+// `strike` gets the victim and what to tell the survivor of it, and returns what that one says of
+// its end.
+template <typename Strike>
+void strike_victims(const Line& survivor, const Blows& blows, const Strike& strike) {
+  std::mt19937_64 random(blows.seed);
+  const auto num_sizes = static_cast<uint64_t>(std::bit_width(blows.most_in_flight));
+  int64_t done = 0, broken = 0, latest = 0;
+  for (; done < blows.count && !testing::Test::HasFailure(); ++done) {
+    const bool is_early = blows.may_be_early && random() % 5 == 0;
     const Line to_victim;
-    const pid_t victim = start(line, to_victim, victim_sends, static_cast<uint32_t>(kills),
-                               (uint64_t{1} << (random() % 7)) * kMebibyte, is_early);
-    sleep_ns(static_cast<int64_t>(random() % 20'000'000));
+    const pid_t victim = start(survivor, to_victim, done % 2 == 0, static_cast<uint32_t>(done),
+                               (uint64_t{1} << (random() % num_sizes)) * kMiB, is_early);
+    sleep_ns(static_cast<int64_t>(random() % static_cast<uint64_t>(blows.most_delay)));
     Note struck;
     struck.word = Word::kStruck;
     struck.time = now_ns();
-    struck.cancels = 1;
-    ASSERT_EQ(kill(victim, SIGKILL), 0);
-    int status = 0;
-    ASSERT_EQ(waitpid(victim, &status, 0), victim);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "the victim failed by itself";
-    line.tell(kHere, struck);
-    const Note ended = line.hear(kHere);
+    const Note ended = strike(victim, struck);
     ASSERT_EQ(ended.word, Word::kEnded);
-    EXPECT_LE(ended.time, most_after_kill()) << "kill " << kills;
+    EXPECT_LE(ended.time, blows.most_until_end) << "blow " << done;
     latest = std::max(latest, ended.time);
     broken += ended.status != KVC_OK ? 1 : 0;
-    if (testing::Test::HasFailure()) break;
   }
+  std::printf("%lld blows, %lld in the middle of a transfer: the other side ended after %.3f s\n",
+              static_cast<long long>(done), static_cast<long long>(broken),
+              static_cast<double>(latest) / 1e9);
+  EXPECT_GT(broken, 0);
+}
+
+TEST(KilledTransfers, TheOtherSideEndsWholeOrWithoutATrace) {
+  const Line line;
+  const pid_t survivor = fork_survivor(line, ucx_desc(8 * kMiB));
+  if (is_skipped(survivor, line)) GTEST_SKIP() << "this build has no libkvcache_transport_ucx.so";
+  const Blows kills{times(6, 50), 20261128, 64, kSecond / 50, true, most_until_end()};
+  strike_victims(line, kills, [&](pid_t victim, Note struck) {
+    finish_off(victim);
+    struck.cancels = 1;
+    line.tell(kHere, struck);
+    return line.hear(kHere);
+  });
   // And then one that nobody disturbs.
   for (const bool victim_sends : {true, false}) {
     const Line to_victim;
-    const pid_t victim = start(line, to_victim, victim_sends, 99, 8 * kMebibyte, false);
+    const pid_t victim = start(line, to_victim, victim_sends, 99, 8 * kMiB, false);
     sleep_ns(kSecond);
     Note struck;
     struck.word = Word::kStruck;
     struck.time = now_ns();
     line.tell(kHere, struck);
     EXPECT_EQ(line.hear(kHere).status, KVC_OK);
-    ASSERT_EQ(kill(victim, SIGKILL), 0);
-    ASSERT_EQ(waitpid(victim, nullptr, 0), victim);
+    finish_off(victim);
   }
-  expect_survived(survivor, line);
-  std::printf("%lld kills, %lld in the middle of a transfer: the other side ended after %.3f s\n",
-              static_cast<long long>(kills), static_cast<long long>(broken),
-              static_cast<double>(latest) / 1e9);
-  EXPECT_GT(broken, 0);
+  expect_quits(survivor, line);
 }
 
 // A process that hangs is noticed by the time limit alone. When it wakes, its pages have gone.
 TEST(StoppedTransfers, TheOtherSideEndsAndNothingLandsLate) {
   const Line line;
-  kvc_transport_desc desc = ucx_desc(8 * kMebibyte);
+  kvc_transport_desc desc = ucx_desc(8 * kMiB);
   desc.idle_ns = kSecond / 2;
   desc.beat_ns = desc.drain_ns = kSecond / 5;
   const pid_t survivor = fork_survivor(line, desc);
   if (is_skipped(survivor, line)) GTEST_SKIP() << "this build has no libkvcache_transport_ucx.so";
-  std::mt19937_64 random(20261129);
-  int64_t stops = 0, broken = 0, latest = 0;
-  for (const int64_t end = times(4, 20); stops < end; ++stops) {
-    const bool victim_sends = stops % 2 == 0;
-    const Line to_victim;
-    const pid_t victim = start(line, to_victim, victim_sends, static_cast<uint32_t>(stops),
-                               (uint64_t{1} << (random() % 4)) * kMebibyte, false);
-    sleep_ns(static_cast<int64_t>(random() % 8'000'000));
-    Note struck;
-    struck.word = Word::kStruck;
-    struck.time = now_ns();
+  const Blows stops{times(4, 20),  20261129, 8,
+                    kSecond / 125, false,    desc.idle_ns + most_until_end()};
+  strike_victims(line, stops, [&](pid_t victim, Note struck) {
+    EXPECT_EQ(kill(victim, SIGSTOP), 0);
     struck.seed = 1;
-    ASSERT_EQ(kill(victim, SIGSTOP), 0);
     line.tell(kHere, struck);
     Note news = line.hear(kHere);
     if (news.word == Word::kReused) {
-      ASSERT_EQ(kill(victim, SIGCONT), 0);
+      EXPECT_EQ(kill(victim, SIGCONT), 0);
       sleep_ns(3 * kSecond / 10);
       line.tell(kHere, Word::kWoken);
       news = line.hear(kHere);
     }
-    ASSERT_EQ(news.word, Word::kEnded);
-    EXPECT_LE(news.time, desc.idle_ns + most_after_kill()) << "stop " << stops;
-    latest = std::max(latest, news.time);
-    broken += news.status != KVC_OK ? 1 : 0;
-    ASSERT_EQ(kill(victim, SIGKILL), 0);
-    ASSERT_EQ(waitpid(victim, nullptr, 0), victim);
-    if (testing::Test::HasFailure()) break;
-  }
-  expect_survived(survivor, line);
-  std::printf("%lld stops, %lld in the middle of a transfer: the other side ended after %.3f s\n",
-              static_cast<long long>(stops), static_cast<long long>(broken),
-              static_cast<double>(latest) / 1e9);
+    finish_off(victim);
+    return news;
+  });
+  expect_quits(survivor, line);
 }
 
 }  // namespace
