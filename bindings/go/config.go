@@ -183,4 +183,7 @@ type Config struct {
 	StateStride   int64
 	NumStateSlots int64
 	EventCapacity int64 // events kept for Cache.PollEvents; 0: none are made
+	// CPSize is the number of context parallel ranks that the tokens of a sequence are dealt out over; 0: 1. For
+	// plans alone.
+	CPSize int
 }

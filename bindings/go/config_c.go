@@ -229,6 +229,7 @@ func (b *builder) config(config *Config) *C.kvc_config {
 	out.state_stride = C.int64_t(config.StateStride)
 	out.num_state_slots = C.int64_t(config.NumStateSlots)
 	out.event_capacity = C.int64_t(config.EventCapacity)
+	out.cp_size = C.int32_t(config.CPSize)
 	return out
 }
 

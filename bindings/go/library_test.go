@@ -230,6 +230,23 @@ func TestAConfigurationIsReadFromHuggingFace(t *testing.T) {
 	is(t, err, kvcache.ErrUnsupported)
 }
 
+func TestContextParallelRanksArePlannedAndNotServed(t *testing.T) {
+	lib := load(t)
+	layers := []kvcache.Layer{{NumKVHeads: 2, KDim: 64}}
+	for ranks, wanted := range map[int]int64{0: 63, 4: 16} {
+		plan, err := lib.NewPlan(&kvcache.Config{Layers: layers, NumPages: 64, CPSize: ranks})
+		ok(t, err)
+		pages, err := plan.RequestPages(1000)
+		ok(t, err)
+		if pages != wanted {
+			t.Errorf("%d pages over %d ranks, expected %d", pages, ranks, wanted)
+		}
+		ok(t, plan.Close())
+	}
+	_, err := lib.NewCache(&kvcache.Config{Layers: layers, NumPages: 64, CPSize: 4})
+	is(t, err, kvcache.ErrUnsupported)
+}
+
 func TestAModelTypeThatIsNotKnownIsReadAsTheOptionsSay(t *testing.T) {
 	lib := load(t)
 	strange := []byte(`{"model_type": "novel", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,

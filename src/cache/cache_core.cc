@@ -43,6 +43,12 @@ void require_kept_rows_served(const Spec& spec) {
 // Throws UNSUPPORTED.
 std::shared_ptr<const Plan> require_served(std::shared_ptr<const Plan> plan) {
   const Spec& spec = plan->spec();
+  if (spec.cp_size > 1) {
+    fail_with(KVC_E_UNSUPPORTED, spec.cp_size,
+              "config.cp_size = %d is for plans alone: a cache keeps all tokens of its sequences, "
+              "expected 0 or 1",
+              spec.cp_size);
+  }
   require_kept_rows_served(spec);
   if (spec.storage != KVC_STORAGE_OWNED || spec.is_on_gpu()) return plan;
   for (int32_t local = 0; local < spec.num_local_layers(); ++local) {

@@ -12,6 +12,7 @@
 #include "src/capi/guard.h"
 #include "src/model_config/fields.h"
 #include "src/model_config/model_config.h"
+#include "src/plan/spec.h"
 
 namespace {
 
@@ -134,7 +135,9 @@ void write_layers(const hf::Model& model, const Attachments& at, size_t stride, 
 }
 
 // Only these fields of the caller's config are written.
-void write_config(const hf::Model& model, const kvc_layer* layers, kvc_config* config) {
+void write_config(const hf::Model& model, const kvc_layer* layers, int32_t cp_size,
+                  kvc_config* config) {
+  if (cp_size != 0) config->cp_size = cp_size;
   config->num_layers = static_cast<int32_t>(model.layers.size());
   config->layers = layers;
   config->max_seq_len = model.max_seq_len;
@@ -161,9 +164,11 @@ kvc::HfRequest request_of(const kvc_hf_options* opt) {
               "opt->flags = %llu is not supported: 0 is",
               static_cast<unsigned long long>(read.flags));
   }
-  if (read.reserved != 0)
-    fail(KVC_E_INVALID_ARGUMENT, "opt->reserved = %d, expected 0", read.reserved);
-  return {.assume = read.assume, .mtp_layers = read.mtp_layers};
+  if (read.cp_size < 0 || read.cp_size > kvc::kMaxContextRanks) {
+    fail_with(KVC_E_OUT_OF_RANGE, read.cp_size, "opt->cp_size = %d out of range: 0 to %d",
+              read.cp_size, kvc::kMaxContextRanks);
+  }
+  return {.assume = read.assume, .mtp_layers = read.mtp_layers, .cp_size = read.cp_size};
 }
 
 }  // namespace
@@ -180,6 +185,12 @@ kvc_status kvc_config_from_hf(const char* json, const kvc_hf_options* opt, kvc_c
     kvc::require(n, "n");
     check_config(config);
     const kvc::HfRequest request = request_of(opt);
+    constexpr size_t kRanksEnd = offsetof(kvc_config, cp_size) + sizeof(config->cp_size);
+    if (request.cp_size != 0 && config->struct_size < kRanksEnd) {
+      fail_with(KVC_E_VERSION, static_cast<int64_t>(config->struct_size),
+                "config->struct_size = %zu has no room for cp_size, which needs %zu",
+                config->struct_size, kRanksEnd);
+    }
     if (layers != nullptr) {
       if (*n == 0)
         fail(KVC_E_INVALID_ARGUMENT,
@@ -204,7 +215,7 @@ kvc_status kvc_config_from_hf(const char* json, const kvc_hf_options* opt, kvc_c
                 model.layers.size());
     }
     write_layers(model, attachments, stride, reinterpret_cast<std::byte*>(layers));
-    write_config(model, layers, config);
+    write_config(model, layers, request.cp_size, config);
     if (!model.warning.empty()) kvc::log(KVC_LOG_WARNING, "%s", model.warning.c_str());
   });
 }

@@ -105,7 +105,8 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   info.state_slot_pages = plan.state_slot_pages();
   info.cos_sin_bytes_per_token =
       static_cast<uint64_t>(kvc::cos_sin_bytes_per_token(plan.spec().ropes));
-  info.prefix_block = spec.prefix_block();
+  info.prefix_block = static_cast<int32_t>(
+      std::min(int64_t{spec.prefix_block()} * spec.cp_size, int64_t{INT32_MAX}));
   info.forwards_in_flight = spec.forwards_in_flight;
   info.num_host_pages = plan.num_host_pages();
   info.request_pages = plan.request_pages(plan.reference_tokens());
@@ -189,6 +190,7 @@ void check_same_groups(const kvc::Spec& first, const kvc::Spec& other, size_t in
                 static_cast<long long>(value), static_cast<long long>(expected));
     }
   };
+  check("cp_size", other.cp_size, first.cp_size);
   check("num_groups", static_cast<int64_t>(other.groups.size()),
         static_cast<int64_t>(first.groups.size()));
   for (size_t i = 0; i < first.groups.size(); ++i) {

@@ -11,6 +11,7 @@ namespace kvc {
 struct HfRequest {
   const char* assume = nullptr;  // Family whose rules read an unknown model_type; null: none.
   int64_t mtp_layers = 0;        // Layers of multi-token prediction to append.
+  int32_t cp_size = 0;           // For config.cp_size; 0: not given.
 };
 
 // Throws INVALID_ARGUMENT (not JSON: detail = byte; a field missing or of another type; an assumed

@@ -122,6 +122,8 @@ std::vector<size_t> spread_layers(const std::vector<GroupPart>& parts) {
 int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits) {
   if (group.has_kept_rows()) return group.tokens_of(num_tokens);
   if (group.is_cross) return num_tokens > 0 ? limits.max_cross_len : 0;
+  // A plan with several context parallel ranks has no windows.
+  if (limits.cp_size > 1) return ceil_div(num_tokens, limits.cp_size);
   if (!group.is_windowed()) return num_tokens;
   // The visible range behind the first query of a forward, and the tokens of the forwards
   // themselves.
@@ -133,8 +135,7 @@ int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLim
 
 int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits) {
   const int64_t kept = kept_tokens(group, num_tokens, limits);
-  const int64_t whole =
-      group.pages_for(group.is_cross || group.has_kept_rows() ? kept : num_tokens);
+  const int64_t whole = group.pages_for(group.is_windowed() ? num_tokens : kept);
   if (!group.is_windowed()) return whole;
   // One more page for a range that straddles an edge, and never more than all. Chunks begin at page
   // edges when the page size divides them.

@@ -49,6 +49,9 @@ inline int64_t first_visible_key(const GroupSpec& group, int64_t index) {
 struct RequestLimits {
   int64_t tokens_in_flight = 0;  // Tokens kept beside a window; 0: the whole request.
   int64_t max_cross_len = 0;
+  // Context parallel ranks that a request's tokens are dealt out over. Every rank keeps whole what
+  // an encoder wrote.
+  int32_t cp_size = 1;
 };
 
 // Most tokens of a request that a layer group keeps at once.

@@ -153,7 +153,9 @@ int64_t Plan::request_pages(const GroupSpec& group, int64_t num_tokens) const {
 }
 
 RequestLimits Plan::limits() const {
-  return {.tokens_in_flight = spec_.tokens_in_flight(), .max_cross_len = spec_.max_cross_len};
+  return {.tokens_in_flight = spec_.tokens_in_flight(),
+          .max_cross_len = spec_.max_cross_len,
+          .cp_size = spec_.cp_size};
 }
 
 int64_t Plan::max_tokens(int64_t num_pages) const {
@@ -161,13 +163,14 @@ int64_t Plan::max_tokens(int64_t num_pages) const {
   for (const GroupSpec& group : spec_.groups) {
     if (!group.is_cross) widest = std::max<int64_t>(widest, group.page_size);
   }
-  return most_tokens(num_pages, num_pages * widest, [&](int64_t tokens) {
+  const int64_t of_rank = most_tokens(num_pages, num_pages * widest, [&](int64_t tokens) {
     int64_t pages = 0;
     for (const GroupSpec& group : spec_.groups) {
       if (!group.is_cross) add_up_to_max(&pages, group.pages_for(group.tokens_of(tokens)));
     }
     return pages;
   });
+  return of_rank * spec_.cp_size;
 }
 
 int64_t Plan::pages_for_bytes(uint64_t byte_budget) const {
@@ -408,6 +411,10 @@ void describe_pool(const Plan& plan, std::string& text) {
   if (!spec.groups.empty())
     append_format(text, "tokens       %lld in all pages together\n",
                   ll(plan.max_tokens(plan.num_pages())));
+  if (spec.cp_size > 1) {
+    append_format(text, "ranks        %d deal out a sequence's tokens: each keeps every %d-th\n",
+                  spec.cp_size, spec.cp_size);
+  }
   append_format(text, "longest      request has %lld tokens\n",
                 ll(plan.max_seq_len(plan.num_pages())));
   append_format(text, "concurrency  %.2f requests of %lld tokens at once\n", plan.concurrency(),
@@ -437,8 +444,9 @@ std::string Plan::describe() const {
     if (!spec_.groups.empty()) {
       append_format(text,
                     " in %zu regions, %d tokens of the widest group; prefixes are shared in blocks "
-                    "of %d tokens",
-                    layout_.regions.size(), spec_.base_page_size, spec_.prefix_block());
+                    "of %lld tokens",
+                    layout_.regions.size(), spec_.base_page_size,
+                    ll(int64_t{spec_.prefix_block()} * spec_.cp_size));
     }
     text += "\n";
   }
@@ -481,8 +489,10 @@ void write_totals(const Plan& plan, std::string& text) {
   append_format(text, "\"request_pages\": %lld, \"concurrency\": %.17g, \"waste\": %.17g, ",
                 ll(plan.request_pages(plan.reference_tokens())), plan.concurrency(), plan.waste());
   append_format(text,
-                "\"prefix_block\": %d, \"forwards_in_flight\": %d, \"num_host_pages\": %lld, ",
-                spec.prefix_block(), spec.forwards_in_flight, ll(plan.num_host_pages()));
+                "\"prefix_block\": %lld, \"forwards_in_flight\": %d, \"num_host_pages\": %lld, ",
+                ll(int64_t{spec.prefix_block()} * spec.cp_size), spec.forwards_in_flight,
+                ll(plan.num_host_pages()));
+  append_format(text, "\"cp_size\": %d, ", spec.cp_size);
   append_format(
       text, "\"state_slot_bytes\": %lld, \"num_state_slots\": %lld, \"state_slot_pages\": %lld, ",
       ll(plan.layout().state_slot_bytes), ll(spec.num_state_slots), ll(plan.state_slot_pages()));

@@ -673,7 +673,7 @@ void take_slice(std::vector<LayerSpec> model, Spec& spec) {
   }
   spec.groups = make_groups(model, {.base_page_size = spec.base_page_size,
                                     .pads_pages = spec.pads_pages,
-                                    .max_seq_len = spec.max_seq_len,
+                                    .max_seq_len = ceil_div(spec.max_seq_len, spec.cp_size),
                                     .max_cross_len = spec.max_cross_len,
                                     .tokens_in_flight = spec.tokens_in_flight()});
   std::vector<int32_t> local_of(model.size(), -1);
@@ -703,6 +703,19 @@ void take_slice(std::vector<LayerSpec> model, Spec& spec) {
   }
 }
 
+// Windows and kept rows are few tokens of every sequence, which no rule deals out over ranks.
+void check_dealt_out(const LayerReader& reader, const kvc_layer& layer, int32_t cp_size) {
+  const auto refuse = [&](const char* field, int64_t value) {
+    fail_with(KVC_E_UNSUPPORTED, value,
+              "%s = %lld is not supported with config.cp_size = %d: full attention is, and states "
+              "and encoders' K and V are kept whole on every rank",
+              reader.field(field).c_str(), ll(value), cp_size);
+  };
+  if (layer.window != 0) refuse("window", layer.window);
+  if (layer.chunk != 0) refuse("chunk", layer.chunk);
+  if (layer.keep_tokens != 0) refuse("keep_tokens", layer.keep_tokens);
+}
+
 // Makes layers [layer_begin, layer_end) of the model with their rotations, which go to spec.ropes,
 // and the layer groups of the whole model. All layers are checked.
 void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
@@ -712,6 +725,7 @@ void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
     const auto index = static_cast<int32_t>(i);
     LayerReader reader(layers[i], i);
     LayerSpec layer = reader.read();
+    if (spec.cp_size > 1) check_dealt_out(reader, layers[i].layer, spec.cp_size);
     if (layer.kind == KVC_LAYER_SHARED)
       follow_source(reader, layers[i].layer, index, spec.layer_begin, model, layer);
     RopeSpec rope;
@@ -778,7 +792,8 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
     refuse_unless(config.device.device_id == 0, "config.device.device_id", config.device.device_id,
                   "the CPU is device 0");
   }
-  refuse_unless(config.reserved == 0, "config.reserved", config.reserved, "0 is");
+  check_range("config.cp_size", config.cp_size, 0, kMaxContextRanks);
+  spec.cp_size = std::max(1, config.cp_size);
   spec.base_page_size = config.page_size == 0 ? 16 : config.page_size;
   check_range("config.page_size", spec.base_page_size, 1, kMaxPageSize);
   check_range("config.max_seqs", config.max_seqs, 0, INT32_MAX);

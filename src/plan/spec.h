@@ -119,6 +119,7 @@ struct Spec {
   int64_t window_reserve = 0;
   int64_t max_seq_len = 0;    // 0: the pages are the limit.
   int64_t max_cross_len = 0;  // 0: no limit.
+  int32_t cp_size = 1;        // Context parallel ranks; more than 1: planned only.
   int64_t num_pages = 0;      // 0: from byte_budget, or none.
   uint64_t byte_budget = 0;
   int64_t state_stride = 0;     // Tokens between automatic checkpoints; 0: none.
@@ -174,6 +175,7 @@ constexpr int32_t kMaxLayers = 65536;
 constexpr int32_t kMaxStates = 16;
 constexpr int32_t kMaxStateRank = 8;
 constexpr int32_t kMaxForwardsInFlight = 64;
+constexpr int32_t kMaxContextRanks = 1024;
 constexpr int64_t kSlotsPerRequest = 2;  // State slots: before and after a forward.
 constexpr int64_t kMaxEventCapacity = int64_t{1} << 24;
 

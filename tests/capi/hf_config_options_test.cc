@@ -270,6 +270,28 @@ TEST(HfConfigOptions, MtpLayersThatAModelHasNotAreRefused) {
   refused(nemotron, counting(1), KVC_E_UNSUPPORTED, {"mtp_hybrid_override_pattern", "'M'"});
 }
 
+TEST(HfConfigOptions, ContextParallelRanksAreWrittenIntoTheConfiguration) {
+  kvc_hf_options options = assuming(nullptr);
+  options.cp_size = 8;
+  const std::string json = hf_text("deepseek-v3");
+  HfModel model(json, sizeof(kvc_layer), &options);
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  EXPECT_EQ(model.config.cp_size, 8);
+  kvc_config config = model.config;
+  size_t n = model.num_elements;
+  options.cp_size = 0;
+  config.cp_size = 4;
+  ASSERT_EQ(kvc_config_from_hf(json.c_str(), &options, &config, model.layers(), &n, nullptr),
+            KVC_OK);
+  EXPECT_EQ(config.cp_size, 4) << "0 leaves it as it is";
+  options.cp_size = 2;
+  config.struct_size = offsetof(kvc_config, cp_size);
+  expect_error(KVC_E_VERSION, {"config->struct_size", "cp_size"}, [&](kvc_error* err) {
+    return kvc_config_from_hf(json.c_str(), &options, &config, model.layers(), &n, err);
+  });
+  EXPECT_EQ(config.cp_size, 4);
+}
+
 TEST(HfConfigOptions, WrongOptionsAreRefusedByName) {
   refused(strange(), assuming("lama"), KVC_E_INVALID_ARGUMENT,
           {"opt->assume = 'lama'", "a known one is 'llama'"});
@@ -284,9 +306,12 @@ TEST(HfConfigOptions, WrongOptionsAreRefusedByName) {
   options.flags = 5;
   refused(strange(), options, KVC_E_UNSUPPORTED, {"opt->flags = 5"});
   options.flags = 0;
-  options.reserved = 3;
-  refused(strange(), options, KVC_E_INVALID_ARGUMENT, {"opt->reserved = 3"});
-  options.reserved = 0;
+  for (const int32_t wrong : {-1, 1025}) {
+    options.cp_size = wrong;
+    const std::string text = "opt->cp_size = " + std::to_string(wrong);
+    refused(strange(), options, KVC_E_OUT_OF_RANGE, {text.c_str(), "0 to 1024"});
+  }
+  options.cp_size = 0;
   options.struct_size = 0;
   refused(strange(), options, KVC_E_INVALID_ARGUMENT, {"opt", "struct_size"});
   struct Newer {

@@ -225,7 +225,6 @@ TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
   refused("k_dtype", "int8", [](Model& m) { m.layers[0].k_dtype = {kDLInt, 8, 1}; });
   refused("v_dtype", "float64", [](Model& m) { m.layers[0].v_dtype = {kDLFloat, 64, 1}; });
   refused("flags", "8", [](Model& m) { m.config.flags = 8; });
-  refused("reserved", "5", [](Model& m) { m.config.reserved = 5; });
   refused("device", "8", [](Model& m) { m.config.device = {kDLMetal, 0}; });
   refused("storage", "3", [](Model& m) { m.config.storage = 3; });
   refused("pool_layout", "2", [](Model& m) { m.config.pool_layout = 2; });

@@ -174,6 +174,26 @@ class Plan(unittest.TestCase):
         self.refused(2, "--mtp is for a config.json", *LLAMA, "--memory", "1GiB", "--mtp", 1)
         self.refused(2, "--mtp", *deepseek, "--mtp", 0)
 
+    def test_context_parallel_ranks_deal_out_the_tokens_of_a_request(self):
+        deepseek = [config("deepseek-v3"), "--memory", "40GiB", "--max-len", 131072, "--tp", 8]
+        one, eight = self.planned(*deepseek), self.planned(*deepseek, "--cp", 8)
+        self.assertEqual((one["num_pages"], one["request_pages"], one["cp_size"]), (38199, 8192, 1))
+        self.assertEqual((eight["num_pages"], eight["request_pages"], eight["cp_size"]), (38199, 1024, 8))
+        self.assertEqual(eight["concurrency"], 38199 / 1024)
+        self.assertEqual(eight["longest_request"], 38199 * 16 * 8)
+        self.assertEqual([rank["context_rank"] for rank in eight["ranks"]], list(range(8)))
+        self.assertIn("ranks        8 deal out a sequence's tokens", run(*deepseek, "--cp", 8).stdout)
+        llama = [config("llama-3.1-8b"), "--memory", "24GiB", "--max-len", 8192]
+        copies = self.planned(*llama, "--tp", 16, "--cp", 2)
+        self.assertEqual(copies["num_pages"], 24 * 2**30 // (32 * 2 * 128 * 2 * 16))
+        self.assertEqual(copies["request_pages"], 8192 // 32)
+        self.assertEqual([rank["context_rank"] for rank in copies["ranks"]], [0, 1] * 8)
+        self.refused(1, "--cp 2: layer 0 has 8 kv heads, of which --tp 8 makes 1 copy to deal", *llama, "--tp", 8, "--cp", 2)
+        self.refused(1, "--cp 3: layer 0 has 8 kv heads, of which --tp 16 makes 2 copies", *llama, "--tp", 16, "--cp", 3)
+        self.refused(1, "--cp 4: layer 0 keeps latents, of which --tp 2 makes 2 copies", *deepseek[:-2], "--tp", 2, "--cp", 4)
+        self.refused(1, "window = 1024 is not supported with --cp = 2", config("gemma-3-4b"), "--memory", "24GiB", "--tp", 8, "--cp", 2)
+        self.refused(2, "--cp", *deepseek, "--cp", 0)
+
     def test_a_draft_model_shares_the_memory_and_keeps_the_same_tokens(self):
         llama = [config("llama-3.1-8b"), "--memory", "24GiB", "--max-len", 32768]
         plan = self.planned(*llama, "--draft", config("qwen2.5-7b"))

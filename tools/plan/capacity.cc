@@ -122,6 +122,7 @@ std::string in_option_names(std::string message) {
       {"config.forwards_in_flight", "--in-flight"},
       {"config.num_state_slots", "--state-slots"},
       {"config.num_layers", "--layers"},
+      {"config.cp_size", "--cp"},
       {"opt->assume", "--assume"},
       {"opt->mtp_layers", "--mtp"}};
   for (const auto& [field, option] : kNames) {
@@ -177,6 +178,7 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
   Capacity capacity;
   capacity.memory = memory;
   capacity.tensor_ranks = tensor_ranks;
+  capacity.context_ranks = config.cp_size;
   capacity.max_len = config.max_seq_len;
   capacity.leaves_out_encoder =
       config.max_cross_len == 0 &&

@@ -42,6 +42,7 @@ struct Capacity {
   std::vector<Stage> stages;  // one plan each; its tensor parallel ranks are alike
   size_t tightest = 0;        // the stage with the fewest pages
   int32_t tensor_ranks = 1;
+  int32_t context_ranks = 1;  // Some of the tensor parallel ones.
   int32_t num_layers = 0;  // All of them; the last ones are those of MTP, then the draft model's.
   int32_t num_mtp_layers = 0, num_draft_layers = 0;
   int64_t num_pages = 0;  // Pages that every rank has.

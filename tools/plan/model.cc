@@ -198,6 +198,24 @@ void set_kv_dtype(const std::string& name, Model& model, int32_t keep_tokens) {
   }
 }
 
+void deal_out_tokens(int32_t tensor_ranks, int32_t context_ranks, Model& model) {
+  model.config.cp_size = context_ranks;
+  if (context_ranks == 1) return;
+  for (size_t i = 0; i < model.num_layers(); ++i) {
+    const kvc_layer& layer = model.layers[i];
+    const bool is_latent = layer.kind == KVC_LAYER_MLA;
+    if (!is_latent && layer.kind != KVC_LAYER_ATTENTION) continue;
+    const int32_t heads = is_latent ? 1 : layer.num_kv_heads;
+    const int32_t copies = heads < tensor_ranks ? tensor_ranks / heads : 1;
+    if (copies % context_ranks == 0) continue;
+    throw Failure("--cp " + std::to_string(context_ranks) + ": layer " + std::to_string(i) +
+                  (is_latent ? " keeps latents, of which --tp "
+                             : " has " + std::to_string(heads) + " kv heads, of which --tp ") +
+                  std::to_string(tensor_ranks) + " makes " + std::to_string(copies) +
+                  (copies == 1 ? " copy" : " copies") + " to deal tokens out over");
+  }
+}
+
 void divide_heads(int32_t ranks, Model& model) {
   if (ranks == 1) return;
   std::map<const kvc_state_spec*, const kvc_state_spec*> divided;  // layers share their states

@@ -64,6 +64,10 @@ const std::vector<std::string>& kv_dtype_names();
 // Storage of K and V. Throws Failure for layers that cannot have it.
 void set_kv_dtype(const std::string& name, Model& model, int32_t keep_tokens = 0);
 
+// Sets config.cp_size: ranks with the same heads deal out the tokens of a request. Throws Failure
+// where not that many of `tensor_ranks` have them. To be called before divide_heads.
+void deal_out_tokens(int32_t tensor_ranks, int32_t context_ranks, Model& model);
+
 // One of `ranks` tensor parallel ranks: query and kv heads and the first dimension of states
 // divided, latents kept whole. Throws Failure where something does not divide.
 void divide_heads(int32_t ranks, Model& model);

@@ -29,7 +29,7 @@ struct Options {
   int32_t in_flight = 0;
   int64_t state_slots = 0;
   int64_t max_cross_len = 0;
-  int32_t tensor_ranks = 1, stages = 1;
+  int32_t tensor_ranks = 1, stages = 1, context_ranks = 1;
   bool pads_pages = false;
   bool json = false;
 };
@@ -66,6 +66,7 @@ void read_model(const Options& options, Model& model) {
   }
   if (!options.draft.empty()) read_draft(options, model);
   set_kv_dtype(options.kv_dtype, model, options.keep_tokens);
+  deal_out_tokens(options.tensor_ranks, options.context_ranks, model);
   divide_heads(options.tensor_ranks, model);
   kvc_config& config = model.config;
   config.flags = options.pads_pages ? KVC_CONFIG_PAD_PAGES : 0;
@@ -199,6 +200,11 @@ void register_plan(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   plan->add_option("--pp", options->stages,
                    "Pipeline stages: layers are divided, the first get what is left over")
+      ->check(CLI::Range(1, kMaxRanks))
+      ->capture_default_str();
+  plan->add_option("--cp", options->context_ranks,
+                   "Tensor parallel ranks with the same heads that a request's tokens are dealt "
+                   "out over (vLLM: --decode-context-parallel-size)")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
   add_length("--state-slots", options->state_slots,

@@ -1,5 +1,6 @@
 #include "tools/plan/report.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -143,6 +144,7 @@ Json ranks_json(const Capacity& capacity) {
       ranks.push_back({{"rank", static_cast<int64_t>(ranks.size())},
                        {"stage", i},
                        {"tensor_rank", k},
+                       {"context_rank", k % std::max(1, capacity.context_ranks)},
                        {"layer_begin", stage.slice.begin},
                        {"layer_end", stage.slice.end},
                        {"num_pages", stage.info.num_pages},

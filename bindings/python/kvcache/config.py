@@ -328,6 +328,7 @@ class Limits(TypedDict, total=False):
     state_stride: int
     num_state_slots: int
     event_capacity: int
+    cp_size: int
     pad_pages: bool
     clear_pages: bool
     no_huge_pages: bool
@@ -375,6 +376,8 @@ class Config:
     num_state_slots: recurrent states kept at most, checkpoints included; 0: as many as memory
         holds.
     event_capacity: events kept for `cache.events`, at most 2**24; 0: none are made.
+    cp_size: context parallel ranks that the tokens of a sequence are dealt out over; 0: 1. For plans
+        alone: a cache takes 0 or 1.
     pad_pages: True: every layer group has page_size tokens per page, and narrow ones are padded.
     clear_pages: True: pages and state slots are zeroed before another sequence gets them.
     no_huge_pages: True: memory is committed in the system's small pages. A cache of the library's
@@ -404,6 +407,7 @@ class Config:
     state_stride: int = 0
     num_state_slots: int = 0
     event_capacity: int = 0
+    cp_size: int = 0
     pad_pages: bool = False
     clear_pages: bool = False
     no_huge_pages: bool = False
@@ -468,6 +472,7 @@ class Config:
                 "state_stride",
                 "num_state_slots",
                 "event_capacity",
+                "cp_size",
                 "poison",
             )
         }

@@ -95,13 +95,13 @@
   F(kvc_config, max_seq_len) F(kvc_config, num_pages) F(kvc_config, byte_budget) \
   F(kvc_config, host_byte_budget) F(kvc_config, storage) F(kvc_config, pool_layout) \
   F(kvc_config, pool_tensors) F(kvc_config, num_pool_tensors) F(kvc_config, num_threads) \
-  F(kvc_config, cpu_isa) F(kvc_config, reserved) F(kvc_config, allocator) F(kvc_config, executor) \
+  F(kvc_config, cpu_isa) F(kvc_config, cp_size) F(kvc_config, allocator) F(kvc_config, executor) \
   F(kvc_config, max_cross_len) F(kvc_config, state_stride) F(kvc_config, num_state_slots) \
   F(kvc_config, event_capacity)
 
 #define KVCPY_FIELDS_kvc_hf_options(F) \
   F(kvc_hf_options, struct_size) F(kvc_hf_options, flags) F(kvc_hf_options, assume) \
-  F(kvc_hf_options, mtp_layers) F(kvc_hf_options, reserved)
+  F(kvc_hf_options, mtp_layers) F(kvc_hf_options, cp_size)
 
 #define KVCPY_FIELDS_kvc_plan_info(F) \
   F(kvc_plan_info, struct_size) F(kvc_plan_info, page_size) F(kvc_plan_info, num_layers) \

@@ -375,6 +375,16 @@ def test_layers_of_multi_token_prediction_are_appended_when_asked_for():
         kvcache.Config.from_hf(LLAMA, mtp_layers="two")
 
 
+def test_context_parallel_ranks_are_planned_and_not_served():
+    one, four = (kvcache.plan_for(LLAMA, "24MiB", cp_size=size) for size in (1, 4))
+    assert four.info.num_pages == one.info.num_pages
+    assert (one.request_pages(500), four.request_pages(500)) == (32, 8)
+    with pytest.raises(kvcache.Unsupported, match="config.cp_size = 4 is for plans alone"):
+        kvcache.Cache(kvcache.Config.from_hf(LLAMA, num_pages=64, cp_size=4))
+    with pytest.raises(kvcache.OutOfRange, match="config.cp_size = -1"):
+        kvcache.plan_for(LLAMA, "24MiB", cp_size=-1)
+
+
 def test_a_config_json_describes_the_layers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     for source in (LLAMA, json.dumps(LLAMA), tmp_path, str(tmp_path / "config.json")):

@@ -757,7 +757,11 @@ typedef struct kvc_config {
                                       (kvc_caps.num_cores); 1: the caller's only. Storage on a GPU:
                                       0 or 1, the caller's only. */
   kvc_cpu_isa cpu_isa;             /* Storage on a GPU: AUTO. */
-  int32_t reserved;                /* 0 */
+  int32_t cp_size;                 /* Context parallel ranks that the tokens of a sequence are dealt
+                                      out over, at most 1024; 0: 1. Each keeps
+                                      ceil(tokens / cp_size) of them, but states and encoders' K and
+                                      V whole. For plans alone: kvc_cache_create refuses more than
+                                      1. Not with window, chunk or keep_tokens. */
   const kvc_allocator *KVC_NULLABLE allocator; /* Copied. `user` is borrowed until the cache and all
                                                   its exports are gone. */
   const kvc_executor *KVC_NULLABLE executor;   /* Copied. `user` is borrowed until
@@ -794,7 +798,7 @@ typedef struct kvc_hf_options {
   /* Layers of multi-token prediction that are appended, at most those of the model; 0: none. They
    * keep what the model's last layer without a window keeps; MiMo-V2's have its window. */
   int32_t mtp_layers;
-  int32_t reserved; /* 0 */
+  int32_t cp_size; /* Sets config->cp_size; 0: it stays. */
 } kvc_hf_options;
 
 /* Reads a Hugging Face `config.json` into the layers of a model.

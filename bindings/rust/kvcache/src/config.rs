@@ -38,6 +38,7 @@ pub struct Config {
     pub state_stride: i64,
     pub num_state_slots: i64,
     pub event_capacity: i64,
+    pub cp_size: i32,
     pub pad_pages: bool,
     pub clear_pages: bool,
     pub no_huge_pages: bool,
@@ -79,6 +80,7 @@ impl Config {
             state_stride: 0,
             num_state_slots: 0,
             event_capacity: 0,
+            cp_size: 0,
             pad_pages: false,
             clear_pages: false,
             no_huge_pages: false,
@@ -123,6 +125,8 @@ impl Config {
         num_state_slots: i64,
         /// Events kept for [`CacheRef::events_poll`](crate::CacheRef::events_poll); 0: none are made.
         event_capacity: i64,
+        /// Context parallel ranks that the tokens of a sequence are dealt out over; 0: 1. For plans alone.
+        cp_size: i32,
         /// Every group has `page_size` tokens per page, and pages of narrower groups are padded.
         pad_pages: bool,
         /// Pages and state slots are filled with zeros before another sequence gets them.

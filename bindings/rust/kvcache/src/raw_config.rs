@@ -175,6 +175,7 @@ impl RawConfig {
             state_stride: config.state_stride,
             num_state_slots: config.num_state_slots,
             event_capacity: config.event_capacity,
+            cp_size: config.cp_size,
             ..Default::default()
         };
         Ok(RawConfig {

@@ -361,6 +361,16 @@ fn bad_configurations_name_the_field() {
 }
 
 #[test]
+fn context_parallel_ranks_are_planned_and_not_served() {
+    let config = Config::new(vec![Layer::attention(2, 2, 64)]).num_pages(64);
+    assert_eq!(Plan::new(&config).unwrap().request_pages(1000).unwrap(), 63);
+    let dealt = config.cp_size(4);
+    assert_eq!(Plan::new(&dealt).unwrap().request_pages(1000).unwrap(), 16);
+    let error = Cache::with_config(&dealt).unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("cp_size = 4"), "{error}");
+}
+
+#[test]
 fn a_model_type_that_is_not_known_is_read_as_the_options_say() {
     let strange = r#"{"model_type": "novel", "num_hidden_layers": 4, "hidden_size": 64,
         "num_attention_heads": 4, "kv_groups_map": 3, "sliding_window": 32, "sliding_window_pattern": "LG"}"#;

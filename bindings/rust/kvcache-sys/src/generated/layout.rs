@@ -42,12 +42,12 @@ layouts! {
         layers @ 40, layer_begin @ 48, layer_end @ 52, max_seqs @ 56, forwards_in_flight @ 60,
         max_tokens_per_forward @ 64, max_seq_len @ 72, num_pages @ 80, byte_budget @ 88,
         host_byte_budget @ 96, storage @ 104, pool_layout @ 108, pool_tensors @ 112,
-        num_pool_tensors @ 120, num_threads @ 124, cpu_isa @ 128, reserved @ 132, allocator @ 136,
+        num_pool_tensors @ 120, num_threads @ 124, cpu_isa @ 128, cp_size @ 132, allocator @ 136,
         executor @ 144, max_cross_len @ 152, state_stride @ 160, num_state_slots @ 168,
         event_capacity @ 176,
     }
     kvc_hf_options = 32 {
-        struct_size @ 0, flags @ 8, assume @ 16, mtp_layers @ 24, reserved @ 28,
+        struct_size @ 0, flags @ 8, assume @ 16, mtp_layers @ 24, cp_size @ 28,
     }
     kvc_plan_info = 160 {
         struct_size @ 0, page_size @ 8, num_layers @ 12, layer_begin @ 16, layer_end @ 20,

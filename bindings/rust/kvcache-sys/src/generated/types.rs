@@ -655,8 +655,10 @@ pub struct kvc_config {
     pub num_threads: i32,
     /// Storage on a GPU: AUTO.
     pub cpu_isa: kvc_cpu_isa,
-    /// \0.
-    pub reserved: i32,
+    /// Context parallel ranks that the tokens of a sequence are dealt out over, at most 1024; 0: 1.
+    /// Each keeps ceil(tokens / cp_size) of them, but states and encoders' K and V whole. For plans
+    /// alone: kvc_cache_create refuses more than 1. Not with window, chunk or keep_tokens.
+    pub cp_size: i32,
     /// Copied. `user` is borrowed until the cache and all its exports are gone.
     pub allocator: *const kvc_allocator,
     /// Copied. `user` is borrowed until kvc_cache_destroy. It replaces own threads. Storage on a
@@ -691,8 +693,8 @@ pub struct kvc_hf_options {
     /// Layers of multi-token prediction that are appended, at most those of the model; 0: none.
     /// They keep what the model's last layer without a window keeps; MiMo-V2's have its window.
     pub mtp_layers: i32,
-    /// \0.
-    pub reserved: i32,
+    /// Sets config->cp_size; 0: it stays.
+    pub cp_size: i32,
 }
 
 #[repr(C)]
