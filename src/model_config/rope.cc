@@ -197,7 +197,6 @@ void read_scaling(const Fields& config, const Fields& params, const RopeRequest&
   } else if (type == "proportional") {
     read_proportional(params, request.dim, partial, out);
   } else if (type != "default" && type != "mrope") {
-    // Of these, "dynamic" would change the rotation of stored keys as a sequence grows.
     fail(KVC_E_UNSUPPORTED,
          "%s = '%s' is not supported: default, linear, llama3, yarn, longrope, mrope and "
          "proportional are",
@@ -232,6 +231,13 @@ void check(const Rope& rope, int64_t dim) {
 int32_t add_rope(const Fields& config, const RopeRequest& request, Model& model) {
   const auto [params, of_type] = parameters(config, request.layer_type);
   const bool as_given = !request.is_local || of_type;
+  if (params && as_given && type_of(*params) == "dynamic") {
+    // Its base grows with the sequence, so only the model knows how a key was rotated.
+    positive(*params, "factor");
+    const char* name = params->first_of({"rope_type", "type"});
+    model.warning = params->path(name) + " = 'dynamic': rotations are left to the model";
+    return -1;
+  }
   double theta = request.theta, partial = request.partial;
   if (config.has(request.theta_name)) theta = positive(config, request.theta_name);
   if (config.has(request.partial_name)) partial = positive(config, request.partial_name);
@@ -268,9 +274,12 @@ int32_t add_rope(const Fields& config, const RopeRequest& request, Model& model)
 
 int64_t longest_context(const Fields& config, int64_t max_position_embeddings) {
   const auto params = parameters(config, "full_attention").fields;
-  if (!params || type_of(*params) != "yarn") return max_position_embeddings;
-  const double stretched =
-      static_cast<double>(original_context(config, *params)) * positive(*params, "factor");
+  if (!params) return max_position_embeddings;
+  const bool is_dynamic = type_of(*params) == "dynamic";
+  if (!is_dynamic && type_of(*params) != "yarn") return max_position_embeddings;
+  const double original =
+      static_cast<double>(is_dynamic ? max_position_embeddings : original_context(config, *params));
+  const double stretched = original * positive(*params, "factor");
   if (!(stretched <= static_cast<double>(kMaxSequenceLength))) {
     fail(KVC_E_OUT_OF_RANGE, "%s = %g makes the context longer than 2^31 - 1 tokens",
          params->path("factor").c_str(), params->number("factor"));

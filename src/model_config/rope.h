@@ -22,12 +22,13 @@ struct RopeRequest {
   bool is_local = false;
 };
 
-// Index into model.ropes; equal rotations share an entry. Throws INVALID_ARGUMENT, OUT_OF_RANGE,
-// UNSUPPORTED.
+// Index into model.ropes; equal rotations share an entry. -1, with a warning: the model has to
+// rotate, because the rotation depends on the length of a sequence ("dynamic"). Throws
+// INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED.
 int32_t add_rope(const Fields& config, const RopeRequest& request, Model& model);
 
-// The longest context: max_position_embeddings, or the original one stretched by YaRN when that is
-// more.
+// The longest context: max_position_embeddings, stretched by the factor of dynamic NTK, or the
+// original one stretched by YaRN when that is more.
 int64_t longest_context(const Fields& config, int64_t max_position_embeddings);
 
 }  // namespace kvc::hf

@@ -196,11 +196,22 @@ TEST(HfConfigRope, NewAndOldSpellingMeanTheSame) {
   }
 }
 
-TEST(HfConfigRope, AScalingThatChangesWithTheLengthIsRefusedByName) {
+TEST(HfConfigRope, AScalingThatChangesWithTheLengthIsLeftToTheModelWithOneLine) {
+  const Lines lines;
   HfModel model(llama_with(R"("rope_scaling": {"type": "dynamic", "factor": 2.0})"));
-  EXPECT_EQ(model.status, KVC_E_UNSUPPORTED);
-  EXPECT_NE(model.message.find("rope_scaling.type = 'dynamic'"), std::string::npos)
-      << model.message;
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  for (size_t i = 0; i < model.num_layers(); ++i) EXPECT_EQ(model.layer(i).rope, nullptr);
+  HfModel plain(llama_with(R"("rope_theta": 10000.0)"));
+  EXPECT_EQ(model.config.max_seq_len, 2 * plain.config.max_seq_len);
+  EXPECT_EQ(model.kinds(), plain.kinds());
+  ASSERT_EQ(lines.all().size(), 1u);
+  EXPECT_EQ(lines.all()[0], "rope_scaling.type = 'dynamic': rotations are left to the model");
+  HfModel wrong(llama_with(R"("rope_scaling": {"type": "dynamic", "factor": -2.0})"));
+  EXPECT_NE(wrong.status, KVC_OK);
+  EXPECT_NE(wrong.message.find("rope_scaling.factor = -2"), std::string::npos) << wrong.message;
+  HfModel missing(llama_with(R"("rope_scaling": {"type": "dynamic"})"));
+  EXPECT_EQ(missing.status, KVC_E_INVALID_ARGUMENT);
+  EXPECT_NE(missing.message.find("rope_scaling.factor is missing"), std::string::npos);
 }
 
 TEST(HfConfigRope, NumbersThatMakeNoRotationAreRefused) {
