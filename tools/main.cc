@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "kvcache.h"
+#include "src/base/close_name.h"
 #include "tools/chat/chat.h"
 #include "tools/demo/demo.h"
 #include "tools/info.h"
@@ -20,6 +22,32 @@
 #endif
 
 namespace {
+
+// "kvcache: did you mean 'plan'?" for a command or an option that is not known; empty where none is
+// close.
+std::string suggestion(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* command = &app;
+  for (int i = 1; i < argc; ++i) {
+    const std::string given(argv[i]);
+    const std::string word = given.substr(0, given.find('='));
+    std::vector<std::string> names;
+    if (word.rfind("--", 0) == 0) {
+      if (command->get_option_no_throw(word) != nullptr) continue;
+      for (const CLI::Option* option : command->get_options()) {
+        for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+      }
+    } else if (command == &app) {
+      for (const CLI::App* one : app.get_subcommands({})) {
+        if (one->get_name() == word) command = one;
+        names.push_back(one->get_name());
+      }
+      if (command != &app) continue;
+    }
+    const std::string close = kvc::close_name(word, names);
+    if (!close.empty()) return "kvcache: did you mean '" + close + "' for '" + word + "'?\n";
+  }
+  return "";
+}
 
 // The exit code of a command whose output arrived; a full disk or a closed output is a failure.
 int written(int exit_code) {
@@ -58,7 +86,9 @@ int main(int argc, char** argv) {
       std::fputs(app.help().c_str(), stderr);
       return kUsage;
     }
-    return written(app.exit(error) == 0 ? 0 : kUsage);
+    const int code = app.exit(error);
+    if (code != 0) std::fputs(suggestion(app, argc, argv).c_str(), stderr);
+    return written(code == 0 ? 0 : kUsage);
   }
   return written(exit_code);
 }

@@ -3,9 +3,8 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
-#include <utility>
 
+#include "src/base/close_name.h"
 #include "src/base/error.h"
 #include "src/model_config/keys.h"
 #include "src/plan/spec.h"
@@ -364,40 +363,16 @@ auto find(const Table& table, const std::string& model_type) {
 
 namespace {
 
-// Single characters to change, add or drop until `a` is `b`.
-size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t corner = std::exchange(row[0], i + 1);
-    for (size_t k = 0; k < b.size(); ++k) {
-      const size_t changed = corner + (a[i] == b[k] ? 0 : 1);
-      corner = row[k + 1];
-      row[k + 1] = std::min({changed, row[k] + 1, corner + 1});
-    }
-  }
-  return row[b.size()];
-}
-
 // " (a known one is 'llama')" for "lama"; empty where no name is close.
-std::string close_name(const std::string& model_type) {
-  constexpr size_t kLongest = 40;
-  if (model_type.size() > kLongest) return "";
-  size_t best = model_type.size() < 5 ? 2 : 3;  // One letter of a short name, two of a long one.
-  std::string found;
-  for (const std::string& name : family_names()) {
-    const size_t away = distance(model_type, name);
-    if (away >= best) continue;
-    best = away;
-    found = " (a known one is '" + name + "')";
-  }
-  return found;
+std::string known_one(const std::string& model_type) {
+  const std::string name = close_name(model_type, family_names());
+  return name.empty() ? name : " (a known one is '" + name + "')";
 }
 
 // One line for the caller's log: which keys an unknown family was read by.
 std::string doubt(const std::string& model_type, const Model& model) {
-  std::string text = "model_type '" + shown(model_type) + "' is not known" +
-                     close_name(model_type) + ": it is read by its keys";
+  std::string text = "model_type '" + shown(model_type) + "' is not known" + known_one(model_type) +
+                     ": it is read by its keys";
   const char* separator = ": ";
   for (const std::string& key : model.keys) {
     text += separator + key;
@@ -430,7 +405,7 @@ void read_family(const std::string& model_type, const Fields& config, Model& mod
            "%s = '%s' is not supported: it is not known%s, and without %s its keys "
            "do not say what it keeps",
            config.path("model_type").c_str(), shown(model_type).c_str(),
-           close_name(model_type).c_str(), config.path(missing).c_str());
+           known_one(model_type).c_str(), config.path(missing).c_str());
     }
   }
   read_by_keys(config, model);
@@ -447,7 +422,7 @@ void read_assumed(const std::string& assumed, const std::string& model_type, con
   const std::vector<std::string> names = family_names();
   if (!std::binary_search(names.begin(), names.end(), assumed)) {
     fail(KVC_E_INVALID_ARGUMENT, "opt->assume = '%s' is not a model_type that is known%s",
-         shown(assumed).c_str(), close_name(assumed).c_str());
+         shown(assumed).c_str(), known_one(assumed).c_str());
   }
   if (std::binary_search(names.begin(), names.end(), model_type)) {
     fail(KVC_E_INVALID_ARGUMENT,
@@ -458,8 +433,78 @@ void read_assumed(const std::string& assumed, const std::string& model_type, con
   read_family(assumed, config, model);
   const std::string named =
       model_type.empty() ? "no model_type" : "model_type '" + shown(model_type) + "'";
+  const std::string other = model.warning.empty() ? "" : "; " + model.warning;
   model.warning = named + " is read as '" + assumed +
-                  "': layers and windows that only the former has are not counted";
+                  "': layers and windows that only the former has are not counted" + other;
+}
+
+namespace {
+
+// What models of a reader keep.
+struct Kept {
+  Reader read;
+  const char* what;
+};
+
+constexpr const char* kTokens = "K and V of every token";
+constexpr const char* kSomeSlide = "K and V; some layers in a window";
+constexpr const char* kWithEncoder = "K and V of its tokens and of an encoder's";
+constexpr const char* kLatents = "latents (MLA)";
+constexpr const char* kSomeStates = "K and V in some layers, states in the others";
+constexpr const char* kBoth = "K and V and a state in a layer";
+
+constexpr Kept kKept[] = {
+    {read_llama4, "K and V; most layers in chunks"},
+    {read_mllama, "K and V; some layers of an image"},
+    {read_mimo, "K and V; most layers in a window, with heads of their own"},
+    {read_modernbert_decoder, kSomeSlide},
+    {read_gemma2, kSomeSlide},
+    {read_gemma3, kSomeSlide},
+    {read_gemma3n, "K and V; some layers in a window, the last read earlier ones"},
+    {read_gemma4, "K and V; some layers in a window, the last read earlier ones"},
+    {read_deepseek, kLatents},
+    {read_kimi_linear, "latents (MLA) in some layers, states in the others"},
+    {read_longcat, "latents (MLA), two a layer"},
+    {read_t5, kWithEncoder},
+    {read_whisper, kWithEncoder},
+    {read_bart, kWithEncoder},
+    {read_mamba, "states"},
+    {read_mamba2, "states"},
+    {read_jamba, kSomeStates},
+    {read_bamba, kSomeStates},
+    {read_granite_hybrid, kSomeStates},
+    {read_falcon_h1, kBoth},
+    {read_zamba, "states; K and V too in some layers"},
+    {read_zamba2, "states; K and V too in some layers"},
+    {read_nemotron_h, kSomeStates},
+    {read_qwen3_next, kSomeStates},
+    {read_qwen3_5, kSomeStates},
+    {read_lfm2, kSomeStates},
+    {read_inkling, kBoth},
+    {read_zaya, kBoth},
+    {read_minimax, kSomeStates},
+    {read_recurrent_gemma, "states; K and V in a window in some layers"},
+};
+
+const char* kept_by(const Exception& row) {
+  if (row.read == nullptr) {
+    switch (row.traits.windows) {
+      case Windows::kNone: return kTokens;
+      case Windows::kAll: return "K and V; in a window where the file has one";
+      case Windows::kQwen: return "K and V; some layers in a window where a switch says so";
+      case Windows::kByType: return kSomeSlide;
+    }
+  }
+  const auto found = std::find_if(std::begin(kKept), std::end(kKept),
+                                  [&](const Kept& kept) { return kept.read == row.read; });
+  return found == std::end(kKept) ? kTokens : found->what;
+}
+
+}  // namespace
+
+std::string family_keeps(const std::string& model_type) {
+  const Exception* row = find(kExceptions, model_type);
+  return row != nullptr ? kept_by(*row) : "as its keys say";
 }
 
 std::vector<std::string> family_names() {

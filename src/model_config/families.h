@@ -97,4 +97,7 @@ bool has_own_reader(const std::string& model_type);
 // Every model_type that read_family reads, in alphabetical order.
 std::vector<std::string> family_names();
 
+// What a token or a request of the family leaves behind, in a few words for people.
+std::string family_keeps(const std::string& model_type);
+
 }  // namespace kvc::hf

@@ -80,6 +80,15 @@ TEST(HfConfigOptions, AnUnknownFamilyIsReadByTheRulesOfAnotherWithOneLine) {
             "are not counted");
 }
 
+TEST(HfConfigOptions, ALineSaysBothThatAFamilyIsAssumedAndThatItsModelRotates) {
+  const Lines lines;
+  Assumed model(strange(R"(, "rope_scaling": {"type": "dynamic", "factor": 2.0})"), "llama");
+  EXPECT_EQ(model.layer(0).rope, nullptr);
+  ASSERT_EQ(lines.all().size(), 1u);
+  EXPECT_NE(lines.all()[0].find("is read as 'llama'"), std::string::npos);
+  EXPECT_NE(lines.all()[0].find("; rope_scaling.type = 'dynamic'"), std::string::npos);
+}
+
 TEST(HfConfigOptions, AFamilyThatIsRefusedOrHasNoNameMayBeAssumedToBeAnother) {
   const Lines lines;
   Assumed indexed(strange(R"(, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,

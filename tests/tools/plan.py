@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.dom.minidom
 
 TOOL = sys.argv.pop(1)
 CONFIGS = pathlib.Path(__file__).parent.parent / "capi" / "hf_configs"
@@ -125,8 +126,14 @@ class Plan(unittest.TestCase):
     def test_known_families_are_listed_and_others_are_assumed_to_be_one_of_them(self):
         listed = subprocess.run([TOOL, "plan", "--families"], capture_output=True, text=True, timeout=300)
         self.assertEqual((listed.returncode, listed.stderr), (0, ""))
-        names = listed.stdout.split()
+        rows = dict(line.split(maxsplit=1) for line in listed.stdout.splitlines())
+        names = list(rows)
         self.assertEqual(names, sorted(names))
+        self.assertEqual(len({line.index(rows[name]) for name, line in zip(names, listed.stdout.splitlines())}), 1, "columns")
+        for name, keeps in (("llama", "K and V of every token"), ("deepseek_v3", "latents (MLA)"), ("mamba2", "states"),
+                            ("gemma3", "K and V; some layers in a window"), ("arcee", "as its keys say"),
+                            ("whisper", "K and V of its tokens and of an encoder's")):
+            self.assertEqual(rows[name], keeps)
         for path in CONFIGS.glob("*.json"):
             read = json.loads(path.read_text())
             inner = next((read[name] for name in ("text_config", "llm_config", "thinker_config") if name in read), read)
@@ -216,6 +223,64 @@ class Plan(unittest.TestCase):
         self.assertEqual(json.loads(text)["max_len"], 1024)
         self.refused(1, "--draft: layer 1 attends to an encoder", *llama, "--draft", config("t5-large"))
         self.refused(1, "cannot read no-such-file", *llama, "--draft", "no-such-file")
+
+    def test_a_stage_of_states_alone_has_the_pages_that_it_is_given(self):
+        jamba = [config("jamba-v0.1"), "--memory", "8GiB", "--max-len", 8192, "--pp", 16]
+        self.refused(1, "no layer here keeps anything that grows: give --pages", *jamba)
+        whole = self.planned(*jamba, "--pages", 10**8)
+        two = [rank for rank in whole["ranks"] if rank["page_bytes"] == 0]
+        self.assertEqual(len(two), 12)
+        self.assertEqual({rank["num_pages"] for rank in two}, {10**8})
+        self.assertEqual(whole["num_pages"], min(rank["num_pages"] for rank in whole["ranks"] if rank["page_bytes"]))
+        self.assertNotEqual(whole["page_bytes"], 0)
+        few = self.planned(*jamba, "--pages", 2000)
+        self.assertEqual((few["num_pages"], few["num_pages_with_one_more_gib"]), (2000, 2000))
+        slot = max(rank["state_slot_bytes"] for rank in two)
+        self.assertLessEqual(few["concurrency"], 2**33 // slot / 2)
+        self.refused(1, "--memory = 1048576 holds", config("jamba-v0.1"), "--memory", "1MiB", "--max-len", 16, "--pp", 16, "--pages", 10)
+        self.refused(2, "--pages", *jamba, "--pages", 0)
+
+    def test_a_close_name_is_suggested_for_a_typing_error(self):
+        def said(*arguments):
+            done = subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            return done.stderr
+        self.assertIn("kvcache: did you mean 'plan' for 'plam'?\n", said("plam", "--memory", "1GiB"))
+        self.assertIn("kvcache: did you mean '--kv-dtype' for '--kv-dtpe'?\n", said("plan", *LLAMA, "--memory", "1GiB", "--kv-dtpe", "fp8"))
+        self.assertIn("kvcache: did you mean '--kv-dtype' for '--kv-dtpe'?\n", said("plan", *LLAMA, "--memory", "1GiB", "--kv-dtpe=fp8"))
+        self.assertIn("kvcache: did you mean '--version' for '--versoin'?\n", said("--versoin"))
+        self.assertNotIn("did you mean", said("perceptron"))
+        self.assertNotIn("did you mean", said("plan", *LLAMA, "--memory", "1GiB", "--layers", "x"))
+        with tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder) / "config.json"
+            other.write_text(json.dumps({"model_type": "lama"}))
+            self.refused(1, "a known one is 'llama'", other, "--memory", "1GiB")
+
+    def test_a_figure_shows_pages_by_group_and_requests_by_length(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "plan.svg"
+            for name, lines in (("gemma-3-27b", ["every token", "window 1,024"]), ("jamba-v0.1", ["every token", "states before"]),
+                                ("whisper-large-v3", ["every token", "encoder"]), ("mamba-2.8b", ["states before"])):
+                done = run(config(name), "--memory", "24GiB", "--svg", file)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertTrue(done.stdout.endswith(f"wrote {file}\n"), done.stdout)
+                figure = xml.dom.minidom.parse(str(file))
+                self.assertEqual(figure.documentElement.tagName, "svg")
+                words = " ".join(text.firstChild.data for text in figure.getElementsByTagName("text") if text.firstChild)
+                for part in ["What 24.00 GiB hold", "Pages of one request", "Requests at once", *lines]:
+                    self.assertIn(part, words)
+            self.planned(config("gpt2"), "--memory", "1GiB", "--svg", file)
+            self.refused(1, "--svg: cannot write", config("gpt2"), "--memory", "1GiB", "--svg", pathlib.Path(folder) / "no" / "where.svg")
+
+    def test_a_rotation_that_grows_with_the_sequence_is_left_to_the_model(self):
+        llama = json.loads(config("llama-3.1-8b").read_text())
+        with tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder) / "config.json"
+            other.write_text(json.dumps({**llama, "max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}}))
+            text, warning = self.warned(other, "--memory", "24GiB", "--json")
+            self.assertIn("rope_scaling.type = 'dynamic': rotations are left to the model", warning)
+            plan = json.loads(text)
+            self.assertEqual((plan["max_len"], plan["bytes_per_token"]), (8192, 131072))
 
     def test_states_alone_have_no_longest_request(self):
         self.assertIn("Longest single request: no limit.\n", run(config("mamba-2.8b"), "--memory", "24GiB").stdout)

@@ -19,10 +19,7 @@ struct TooLong {
   std::string message;
 };
 
-Stage plan_stage(const kvc_config& whole, Slice slice, const std::string& context) {
-  kvc_config config = whole;
-  config.layer_begin = slice.begin;
-  config.layer_end = slice.end;
+Stage make_stage(const kvc_config& config, Slice slice, const std::string& context) {
   Stage stage;
   stage.slice = slice;
   kvc_plan* plan = nullptr;
@@ -36,6 +33,42 @@ Stage plan_stage(const kvc_config& whole, Slice slice, const std::string& contex
   stage.info.struct_size = sizeof stage.info;
   if (kvc_plan_info_get(plan, &stage.info, &error) != KVC_OK) fail(error);
   return stage;
+}
+
+// The layers of the slice keep states, or nothing, and others of the model keep pages.
+bool keeps_states_alone(const kvc_config& config, Slice slice) {
+  const auto keeps_pages = [](const kvc_layer& layer) {
+    return layer.kind != KVC_LAYER_STATE && layer.kind != KVC_LAYER_NONE;
+  };
+  return std::any_of(config.layers, config.layers + config.num_layers, keeps_pages) &&
+         std::none_of(config.layers + slice.begin, config.layers + slice.end, keeps_pages);
+}
+
+// Such a stage has page tables without bytes. Its memory holds state slots.
+Stage plan_states(kvc_config config, Slice slice, const std::string& context, int64_t pages) {
+  const uint64_t memory = std::exchange(config.byte_budget, 0);
+  config.num_pages = pages;
+  const Stage shape = make_stage(config, slice, context);
+  const uint64_t slot_bytes = shape.info.state_slot_bytes;
+  if (slot_bytes == 0) return make_stage(config, slice, context);
+  const auto slots = static_cast<int64_t>(std::min<uint64_t>(memory / slot_bytes, INT32_MAX - 1));
+  if (slots < 2 || config.num_state_slots > slots) {
+    throw Failure(context + "--memory = " + std::to_string(memory) + " holds " +
+                  std::to_string(slots) + " states of " + std::to_string(slot_bytes) +
+                  " bytes, expected at least " +
+                  std::to_string(std::max<int64_t>(2, config.num_state_slots)));
+  }
+  if (config.num_state_slots == 0) config.num_state_slots = slots;
+  return make_stage(config, slice, context);
+}
+
+Stage plan_stage(const kvc_config& whole, Slice slice, const std::string& context, int64_t pages) {
+  kvc_config config = whole;
+  config.layer_begin = slice.begin;
+  config.layer_end = slice.end;
+  if (pages != 0 && keeps_states_alone(config, slice))
+    return plan_states(config, slice, context, pages);
+  return make_stage(config, slice, context);
 }
 
 int64_t common_pages(const std::vector<Stage>& stages) {
@@ -66,35 +99,53 @@ int64_t longest_request(const Capacity& capacity) {
   return fits;
 }
 
+// Stages that keep states alone have as many pages as they were given.
+int64_t most_pages(const Capacity& capacity) {
+  int64_t most = INT64_MAX;
+  for (const Stage& stage : capacity.stages) {
+    if (stage.info.page_bytes == 0) most = std::min(most, stage.info.num_pages);
+  }
+  return most;
+}
+
 int64_t pages_for(const Capacity& capacity, uint64_t memory) {
   int64_t least = INT64_MAX;
   for (const Stage& stage : capacity.stages) {
+    if (stage.info.page_bytes == 0) continue;  // More memory holds more states there.
     int64_t pages = 0;
     kvc_error error{};
     if (kvc_plan_pages_for(stage.plan.get(), memory, &pages, &error) != KVC_OK) fail(error);
     least = std::min(least, pages);
   }
-  return least;
+  return least == INT64_MAX ? capacity.num_pages : std::min(least, most_pages(capacity));
 }
 
-std::vector<Stage> plan_stages(const kvc_config& config, int32_t stages, int32_t at_end) {
+// How a model is cut: the last `at_end` layers belong to the last stage, and stages without pages
+// of their own have `pages` (0: they are refused).
+struct Stages {
+  int32_t count, at_end;
+  int64_t pages;
+};
+
+std::vector<Stage> plan_stages(const kvc_config& config, const Stages& stages) {
   std::vector<Stage> out;
-  for (const Slice slice : cut_layers(config.num_layers, stages, at_end)) {
-    const std::string context = stages == 1 ? ""
-                                            : "layers " + std::to_string(slice.begin) + " to " +
-                                                  std::to_string(slice.end - 1) + ": ";
-    out.push_back(plan_stage(config, slice, context));
+  for (const Slice slice : cut_layers(config.num_layers, stages.count, stages.at_end)) {
+    const std::string context = stages.count == 1
+                                    ? ""
+                                    : "layers " + std::to_string(slice.begin) + " to " +
+                                          std::to_string(slice.end - 1) + ": ";
+    out.push_back(plan_stage(config, slice, context, stages.pages));
   }
   return out;
 }
 
 // Groups are chosen for the longest request, so a shorter one may be planned otherwise: lengths go
 // down until one fits. Sets config.max_seq_len to it.
-std::vector<Stage> plan_what_fits(kvc_config& config, int32_t stages, int32_t at_end) {
+std::vector<Stage> plan_what_fits(kvc_config& config, const Stages& stages) {
   const int64_t asked = config.max_seq_len;
   while (true) {
     try {
-      return plan_stages(config, stages, at_end);
+      return plan_stages(config, stages);
     } catch (const TooLong& too_long) {
       const int64_t shorter = std::min(too_long.longest, config.max_seq_len - 1);
       if (shorter < 1)
@@ -121,6 +172,7 @@ std::string in_option_names(std::string message) {
       {"config.page_size", "--page-size"},
       {"config.forwards_in_flight", "--in-flight"},
       {"config.num_state_slots", "--state-slots"},
+      {"config.num_pages", "--pages"},
       {"config.num_layers", "--layers"},
       {"config.cp_size", "--cp"},
       {"opt->assume", "--assume"},
@@ -167,7 +219,8 @@ std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages, int32_t at_end
   return out;
 }
 
-Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks, int32_t stages) {
+Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks, int32_t stages,
+                       int64_t pages) {
   const int32_t at_end = model.num_mtp_layers + model.num_draft_layers;
   if (stages > model.config.num_layers - at_end) {
     throw Failure("--pp " + std::to_string(stages) + " is more than the " +
@@ -188,15 +241,18 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
   capacity.num_mtp_layers = model.num_mtp_layers;
   capacity.num_draft_layers = model.num_draft_layers;
   capacity.num_layers = config.num_layers;
-  capacity.stages = plan_what_fits(config, stages, at_end);
+  capacity.stages = plan_what_fits(config, {stages, at_end, pages});
   capacity.planned_len = config.max_seq_len;
   capacity.drops_behind_windows =
       std::any_of(config.layers, config.layers + config.num_layers,
                   [&](const kvc_layer& layer) { return keeps_less_than(layer, capacity.max_len); });
   capacity.num_pages = common_pages(capacity.stages);
   const auto fewest = std::min_element(
-      capacity.stages.begin(), capacity.stages.end(),
-      [](const Stage& a, const Stage& b) { return a.info.num_pages < b.info.num_pages; });
+      capacity.stages.begin(), capacity.stages.end(), [](const Stage& a, const Stage& b) {
+        // The table of a stage without pages would say little.
+        const bool a_keeps = a.info.page_bytes != 0, b_keeps = b.info.page_bytes != 0;
+        return a_keeps != b_keeps ? a_keeps : a.info.num_pages < b.info.num_pages;
+      });
   capacity.tightest = static_cast<size_t>(fewest - capacity.stages.begin());
   capacity.longest_request = longest_request(capacity);
   capacity.longest = requests_of(

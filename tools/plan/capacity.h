@@ -70,7 +70,9 @@ double requests_in(const Capacity& capacity, int64_t num_pages, int64_t pages_ea
 std::string in_option_names(std::string message);
 
 // Where the longest request does not fit, the plan is for the longest that does; fits() tells.
-// Throws Failure where nothing fits.
-Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks, int32_t stages);
+// `pages`: those of stages whose layers keep states alone; 0: such a stage is refused. Throws
+// Failure where nothing fits.
+Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks, int32_t stages,
+                       int64_t pages = 0);
 
 }  // namespace kvc::plan_tool

@@ -83,6 +83,17 @@ class Warnings {
 
 std::vector<std::string> known_families() { return hf::family_names(); }
 
+std::string families_text() {
+  const std::vector<std::string> names = known_families();
+  size_t width = 0;
+  for (const std::string& name : names) width = std::max(width, name.size());
+  std::string text;
+  for (const std::string& name : names) {
+    text += name + std::string(width + 2 - name.size(), ' ') + hf::family_keeps(name) + "\n";
+  }
+  return text;
+}
+
 namespace {
 
 void read_layers(const std::string& path, const std::string& text, const kvc_hf_options& options,

@@ -37,6 +37,8 @@ struct Model {
 
 // Every model_type that a config.json may name, in alphabetical order.
 std::vector<std::string> known_families();
+// A line for each, with what it keeps.
+std::string families_text();
 
 // Reads the config.json at `path`. `assumed`: the family whose rules read a model_type that is not
 // known; empty: none. `mtp_layers`: layers of multi-token prediction to append. Throws Failure.

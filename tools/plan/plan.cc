@@ -1,11 +1,15 @@
 #include "tools/plan/plan.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <fstream>
 #include <memory>
 #include <string>
 
 #include "kvcache.h"
 #include "tools/plan/capacity.h"
+#include "tools/plan/figure.h"
 #include "tools/plan/model.h"
 #include "tools/plan/report.h"
 #include "tools/plan/size.h"
@@ -20,7 +24,8 @@ struct Options {
   std::string file, assumed, draft;
   int32_t mtp_layers = 0;
   UniformLayers uniform;
-  std::string memory, host_memory;
+  std::string memory, host_memory, svg_path;
+  int64_t pages = 0;
   int64_t max_len = 0;
   int32_t page_size = 16;
   std::string kv_dtype = "auto";
@@ -79,15 +84,28 @@ void read_model(const Options& options, Model& model) {
   if (options.max_cross_len != 0) config.max_cross_len = options.max_cross_len;
 }
 
+// Opened before the work, so that a bad path ends the command early. Empty: no figure.
+std::ofstream open_figure(const std::string& path) {
+  std::ofstream file;
+  if (path.empty()) return file;
+  file.open(path, std::ios::binary | std::ios::trunc);
+  if (!file.is_open()) throw Failure("--svg: cannot write " + path + ": " + std::strerror(errno));
+  return file;
+}
+
 int show(const Options& options) {
   try {
     Model model;
     read_model(options, model);
-    const Capacity capacity =
-        plan_capacity(model, bytes_of(options.memory), options.tensor_ranks, options.stages);
+    std::ofstream svg = open_figure(options.svg_path);
+    const Capacity capacity = plan_capacity(model, bytes_of(options.memory), options.tensor_ranks,
+                                            options.stages, options.pages);
     const std::string warning = warning_of(capacity);
     if (!warning.empty()) warn(warning);
+    if (svg.is_open() && !(svg << svg_figure(capacity)).flush())
+      throw Failure("cannot write " + options.svg_path + ": " + std::strerror(errno));
     std::fputs((options.json ? json_report(capacity) : text_report(capacity)).c_str(), stdout);
+    if (svg.is_open() && !options.json) std::printf("wrote %s\n", options.svg_path.c_str());
     return 0;
   } catch (const Failure& failure) {
     std::fprintf(stderr, "kvcache plan: %s\n", failure.what());
@@ -107,17 +125,6 @@ void check_usage(const CLI::App& plan, const Options& options) {
     throw CLI::ValidationError("plan", "--mtp is for a config.json");
   if (plan.count("--window-every") != 0 && plan.count("--full-every") != 0)
     throw CLI::ValidationError("plan", "--window-every and --full-every exclude each other");
-}
-
-// The names, as many to a line as a terminal has room for.
-std::string families_text() {
-  constexpr size_t kWidth = 100;
-  std::string text, line;
-  for (const std::string& name : known_families()) {
-    if (line.size() + 2 + name.size() > kWidth) text += line + "\n", line.clear();
-    line += (line.empty() ? "" : "  ") + name;
-  }
-  return text + line + "\n";
 }
 
 void add_shape(CLI::App& plan, UniformLayers& shape) {
@@ -158,7 +165,7 @@ void register_plan(CLI::App& app, int& exit_code) {
         std::fputs(families_text().c_str(), stdout);
         throw CLI::Success();
       },
-      "Print every model_type that a config.json may have, and end");
+      "Print every model_type that a config.json may have with what it keeps, and end");
   plan->add_option("--assume", options->assumed,
                    "Read a model_type that is not known by the rules of this one, such as llama")
       ->check(CLI::IsMember(known_families()).description(""))
@@ -212,6 +219,12 @@ void register_plan(CLI::App& app, int& exit_code) {
   add_length("--max-cross-len", options->max_cross_len,
              "Encoder tokens of a request; default: the model's");
   add_shape(*plan, options->uniform);
+  plan->add_option("--pages", options->pages,
+                   "Pages of pipeline stages whose layers keep states alone; --memory then holds "
+                   "their states")
+      ->check(CLI::Range(int64_t{1}, int64_t{INT32_MAX} - 1));
+  plan->add_option("--svg", options->svg_path,
+                   "Write a figure: pages of a request by layer group, requests by length");
   plan->add_flag("--json", options->json, "Print one JSON object");
   plan->callback([plan, options, &exit_code] {
     check_usage(*plan, *options);
