@@ -216,7 +216,8 @@ void Transport::cancel(Transfer& transfer, kvc_status status, const std::string&
   try {
     const std::lock_guard lock(mutex_);
     const auto found = transfers_.find({transfer.id(), transfer.receiver_ != nullptr});
-    if (found == transfers_.end()) {
+    // One that was not started may have the ticket of another one, which goes on.
+    if (found == transfers_.end() || found->second.get() != &transfer) {
       // What has arrived over a transport that is gone.
       if (is_shut_ && transfer.receiver_ != nullptr && !transfer.is_done_)
         transfer.receiver_->cancel(status, text, 0);

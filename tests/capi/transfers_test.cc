@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <thread>
+
+#include "tests/support/waiting.h"
 
 namespace kvc::test {
 namespace {
@@ -666,6 +669,76 @@ TEST(Transfers, ATicketIsOfUseOnce) {
   EXPECT_EQ(pattern_difference(second, 1, 7), "");
   expect_sound(first);
   expect_sound(second);
+}
+
+TEST(Transfers, ATicketThatComesLateIsOfNoUse) {
+  Net net({attention_layer()});
+  Cache first(net.config), second(net.config);
+  const TestTransport transport;
+  auto receiver = std::make_unique<TestTransport>();
+  append_pattern(first, 1, 10, 7);
+  const auto expect_refused = [&](const Bytes& ticket, kvc_status status,
+                                  std::initializer_list<const char*> parts) {
+    TestTransfer late;
+    const kvc_send_desc send = send_desc(1, ticket);
+    ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, late.out(), nullptr), KVC_OK);
+    expect_error(status, parts, [&](kvc_error* err) { return late.wait(60 * kSecond, err); });
+    EXPECT_EQ(kvc_cache_is_empty(second.get()), 1);
+    expect_sound(first);
+    expect_sound(second);
+  };
+  // Behind the receiver's deadline.
+  kvc_recv_desc desc = recv_desc(1, 10);
+  desc.deadline_ns = kSecond / 100;
+  TestTransfer waiting;
+  ASSERT_EQ(kvc_transfer_recv(second.get(), receiver->get(), &desc, waiting.out(), nullptr),
+            KVC_OK);
+  const Bytes old = waiting.ticket();
+  ASSERT_EQ(waiting.wait(), KVC_E_TIMEOUT);
+  expect_refused(old, KVC_E_TIMEOUT, {"the receiver has ended", "deadline"});
+  // Another process has the address of the one that wrote it. The system keeps ports for a while.
+  if (!is_loopback()) return;
+  TestTransfer lost;
+  desc.deadline_ns = 0;
+  ASSERT_EQ(kvc_transfer_recv(second.get(), receiver->get(), &desc, lost.out(), nullptr), KVC_OK);
+  const Bytes ticket = lost.ticket();
+  char address[64];
+  size_t len = sizeof address;
+  ASSERT_EQ(kvc_transport_address(receiver->get(), address, &len, nullptr), KVC_OK);
+  receiver.reset();
+  ASSERT_EQ(lost.wait(), KVC_E_CANCELLED);
+  kvc_transport_desc again = transport_desc();
+  again.address = address;
+  receiver = std::make_unique<TestTransport>(again);
+  expect_refused(ticket, KVC_E_NOT_FOUND, {"no such transfer"});
+}
+
+TEST(Transfers, ATicketInUseIsRefusedToOthers) {
+  Net net({attention_layer()}, 64);
+  Cache first(net.config), second(net.config), other(net.config);
+  const TestTransport transport, others_transport;
+  append_pattern(first, 1, 10, 7);
+  append_pattern(other, 1, 30, 8);
+  TestTransfer receiving, sending, stranger;
+  ASSERT_NO_FATAL_FAILURE(begin_transfer(first, 1, second, recv_desc(1, 30), transport.get(),
+                                         transport.get(), &sending, &receiving,
+                                         KVC_SEND_AS_COMPUTED));
+  ASSERT_TRUE(comes_true([&] { return receiving.info().state == KVC_TRANSFER_RUNNING; }));
+  const Bytes ticket = receiving.ticket();
+  const kvc_send_desc send = send_desc(1, ticket);
+  kvc_transfer* out = nullptr;
+  expect_error(KVC_E_BUSY, {"in use"}, [&](kvc_error* err) {
+    return kvc_transfer_send(other.get(), transport.get(), &send, &out, err);
+  });
+  ASSERT_EQ(kvc_transfer_send(other.get(), others_transport.get(), &send, stranger.out(), nullptr),
+            KVC_OK);
+  expect_error(KVC_E_BUSY, {"in use by another sender"},
+               [&](kvc_error* err) { return stranger.wait(60 * kSecond, err); });
+  append_pattern(first, 1, 20, 7);
+  ASSERT_EQ(receiving.wait(), KVC_OK) << "the first one goes on";
+  ASSERT_EQ(sending.wait(), KVC_OK);
+  EXPECT_EQ(pattern_difference(second, 1, 7), "");
+  for (Cache* cache : {&first, &second, &other}) expect_sound(*cache);
 }
 
 TEST(Transfers, EveryBitAndEveryLengthOfATicketCounts) {
