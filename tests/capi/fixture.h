@@ -58,6 +58,13 @@ inline kvc_status plan_status(const kvc_config& config, kvc_error* err) {
   return status;
 }
 
+inline kvc_group_info group_of(const kvc_plan* plan, int32_t group) {
+  kvc_group_info info{};
+  info.struct_size = sizeof info;
+  EXPECT_EQ(kvc_plan_group_get(plan, group, &info, nullptr), KVC_OK);
+  return info;
+}
+
 // A plan and what it answers.
 class PlanHandle {
  public:
@@ -76,12 +83,7 @@ class PlanHandle {
     EXPECT_EQ(kvc_plan_info_get(plan_, &info, nullptr), KVC_OK);
     return info;
   }
-  kvc_group_info group(int32_t group) const {
-    kvc_group_info info{};
-    info.struct_size = sizeof info;
-    EXPECT_EQ(kvc_plan_group_get(plan_, group, &info, nullptr), KVC_OK);
-    return info;
-  }
+  kvc_group_info group(int32_t group) const { return group_of(plan_, group); }
   kvc_layer_info layer(int32_t layer) const {
     kvc_layer_info info{};
     info.struct_size = sizeof info;

@@ -14,13 +14,6 @@ kvc_plan_info plan_info_of(const kvc_plan* plan) {
   return info;
 }
 
-kvc_group_info group_of(const kvc_plan* plan, int32_t group) {
-  kvc_group_info info{};
-  info.struct_size = sizeof info;
-  EXPECT_EQ(kvc_plan_group_get(plan, group, &info, nullptr), KVC_OK);
-  return info;
-}
-
 int32_t group_of_layer(const Cache& cache, int32_t layer) {
   kvc_layer_info info{};
   info.struct_size = sizeof info;

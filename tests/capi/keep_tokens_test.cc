@@ -9,13 +9,6 @@
 namespace kvc::test {
 namespace {
 
-kvc_group_info group_of(const kvc_plan* plan, int32_t group) {
-  kvc_group_info info{};
-  info.struct_size = sizeof info;
-  EXPECT_EQ(kvc_plan_group_get(plan, group, &info, nullptr), KVC_OK);
-  return info;
-}
-
 TEST(KeepTokens, GroupsOfTheirOwnFollowThePageOfTheOthers) {
   // 8 layers of int8: 16 tokens of a page are 8 of the same layers in bfloat16.
   const struct {
