@@ -232,6 +232,15 @@ void Sender::on_closed(PeerId peer, int64_t now) {
   settle();
 }
 
+void Sender::on_reconnected(PeerId peer, int64_t now) noexcept {
+  peer_ = peer;
+  try {
+    say_hello(now);
+  } catch (const std::bad_alloc&) {
+    // It is said with the next beat.
+  }
+}
+
 void Sender::on_time(int64_t now) {
   if (is_over()) return;
   if (state_ == State::kEnding || state_ == State::kClosing) {

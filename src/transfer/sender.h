@@ -55,6 +55,8 @@ class Sender {
   void on_message(PeerId from, const Message& message, int64_t now);
   void on_sent(const Message& message, int64_t now);
   void on_closed(PeerId peer, int64_t now);
+  // Before the receiver has answered: its connection is gone, and there is another.
+  void on_reconnected(PeerId peer, int64_t now) noexcept;
   void on_time(int64_t now);
   void cancel(kvc_status status, std::string text, int64_t now);
   int64_t next_time() const;

@@ -78,8 +78,12 @@ void Transport::send(const std::shared_ptr<Transfer>& transfer, const Ticket& ti
     const std::lock_guard lock(mutex_);
     require_open();
     auto found = peers_.find(ticket.address);
-    if (found == peers_.end())
+    std::string old_connection_to;
+    if (found == peers_.end()) {
       found = peers_.emplace(ticket.address, engine_->connect(ticket.address)).first;
+    } else {
+      old_connection_to = ticket.address;
+    }
     TransferLimits limits = options_.limits;
     if (idle != 0) limits.idle = idle < 0 ? kNever : idle;
     auto sender =
@@ -87,6 +91,7 @@ void Transport::send(const std::shared_ptr<Transfer>& transfer, const Ticket& ti
                                  found->second, limits, engine_->now(), deadline_of(lifetime));
     start(transfer);
     transfer->sender_ = std::move(sender);
+    transfer->old_connection_to_ = std::move(old_connection_to);
     flush(transfer);
     engine_->wake();
   }
@@ -478,8 +483,24 @@ void Transport::on_closed(PeerId peer) {
     const std::shared_ptr<Transfer> transfer = (next++)->second;  // flush() may erase it.
     if (peer_of(*transfer) != peer) continue;
     if (transfer->receiver_ != nullptr) transfer->receiver_->on_closed(peer, engine_->now());
-    if (transfer->sender_ != nullptr) transfer->sender_->on_closed(peer, engine_->now());
+    if (transfer->sender_ != nullptr && !reconnect(*transfer))
+      transfer->sender_->on_closed(peer, engine_->now());
     flush(transfer);
+  }
+}
+
+// Where the other side has dropped a connection in silence, the next transfer is the first to learn
+// of it: nothing of it has arrived, and it greets once more over a new one.
+bool Transport::reconnect(Transfer& transfer) noexcept {
+  const std::string address = std::exchange(transfer.old_connection_to_, {});
+  if (address.empty() || transfer.sender_->state() != Sender::State::kGreeting) return false;
+  try {
+    auto found = peers_.find(address);
+    if (found == peers_.end()) found = peers_.emplace(address, engine_->connect(address)).first;
+    transfer.sender_->on_reconnected(found->second, engine_->now());
+    return true;
+  } catch (const std::exception&) {
+    return false;
   }
 }
 

@@ -56,6 +56,8 @@ class Transfer {
   // Set by the transport.
   std::unique_ptr<Receiver> receiver_;
   std::unique_ptr<Sender> sender_;
+  // Where it sends to, over a connection of earlier transfers; empty: over one of its own.
+  std::string old_connection_to_;
   // Chunks that are ready and that the machine does not know of.
   std::mutex ready_mutex_;
   std::vector<uint32_t> ready_;
@@ -168,6 +170,7 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   void start(const std::shared_ptr<Transfer>& transfer);
   bool run_once();
   void run_timers();
+  bool reconnect(Transfer& transfer) noexcept;
   void take_ready();
   void flush(const std::shared_ptr<Transfer>& transfer) noexcept;
   void answer_stranger(PeerId from, const Message& message);
