@@ -145,7 +145,9 @@ TEST(FileSink, AFifoIsWrittenAndStaysOne) {
   const std::string text(300000, 'x');
   std::thread reading([&] {
     char part[4096];
-    for (ssize_t size; (size = ::read(reader, part, sizeof part)) > 0;)
+    // 0 also says that nobody writes yet.
+    for (ssize_t size;
+         (size = ::read(reader, part, sizeof part)) > 0 || (size == 0 && got.empty());)
       got.append(part, static_cast<size_t>(size));
   });
   put(path, text);
