@@ -65,7 +65,7 @@ def all_parts():
              inputs=CODE + ["README.md", "docs/**", "bindings/**", "tools/**", "examples/**", "tests/install/**", "tests/tools/docs.py",
                             "tests/clients/languages/**", "tests/lint/snippets.py"],
              left="all: a build of its own in a fresh clone; the tests that it runs there run in other parts"),
-        Part("sweep", tier_2="make build && tests/clients/hf/run --sweep && tests/clients/hf/run --configs && tests/clients/hf/run --configs --small",
+        Part("sweep", tier_2="make build && tests/clients/hf/run --sweep && tests/clients/hf/run --configs && tests/clients/hf/run --configs --small && TRANSFORMERS=4.57 tests/clients/hf/run --configs",
              inputs=CODE + ["bindings/python/**", "tests/clients/hf/**", "docs/huggingface.md", "docs/plan.md"],
              left="all: every type of transformers, most of which no change touches; the families of the tests stand for them"),
         Part("packages", tier_1="make packages", tier_2="make packages", only_when_changed=True,
