@@ -110,7 +110,7 @@ struct kvc_transfer {};
 %enddef
 
 /* A text that is assigned to a field is copied, and the copy is never freed: a struct does not say whose its texts are. */
-%typemap(memberin) const char *path, const char *model_id, const char *address, const char *username, const char *password, const char *engine
+%typemap(memberin) const char *path, const char *model_id, const char *address, const char *username, const char *password, const char *engine, const char *assume
     "$1 = $input ? strdup($input) : NULL;"
 
 %include "abi_structs.i"
