@@ -54,8 +54,8 @@ struct TransferModule {
 
 // Whether the engine "ucx" can be loaded.
 bool has_ucx_engine();
-// Engine "ucx" of libkvcache_transport_ucx.so. Throws UNSUPPORTED where there is no such module,
-// and the module's own failure. `address`: nullable.
+// Engine "ucx" of libkvcache_transport_ucx.so. `address`: nullable. Throws UNSUPPORTED where there
+// is no such module, and the module's own failure.
 std::unique_ptr<TransferEngine> open_ucx_engine(const char* address);
 
 }  // namespace kvc

@@ -489,8 +489,8 @@ void Transport::on_closed(PeerId peer) {
   }
 }
 
-// Where the other side has dropped a connection in silence, the next transfer is the first to learn
-// of it: nothing of it has arrived, and it greets once more over a new one.
+// A connection that the other side has dropped in silence breaks when the next transfer greets over
+// it. Nothing of that transfer has arrived: it greets once more over a new connection.
 bool Transport::reconnect(Transfer& transfer) noexcept {
   const std::string address = std::exchange(transfer.old_connection_to_, {});
   if (address.empty() || transfer.sender_->state() != Sender::State::kGreeting) return false;

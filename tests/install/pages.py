@@ -40,6 +40,7 @@ SHELL = {
     "docs/python.md": {"python3 examples": None, "tokens 0..99": f"-{OUTPUT}"},
     "docs/replay.md": {"kvcache replay": snippets.TOOL},
     "docs/state_files.md": {'"prompt.kvc"': "-a message of the library"},
+    "docs/transfer.md": {"$ make example-transfer": "-needs make deps; the test example.c.transfer_two_hosts runs it"},
     "bindings/go/README.md": {"go mod edit": "bindings/go/test", "$ go run": f"-{LONG}, over a trace that is fetched"},
     "bindings/python/README.md": {"<kvcache.Cache": f"-{OUTPUT}", "pip install": "bindings/python/test"},
     "bindings/rust/README.md": {"$ cargo run": "bindings/rust/test"},

@@ -120,8 +120,8 @@ int64_t pages_for(const Capacity& capacity, uint64_t memory) {
   return least == INT64_MAX ? capacity.num_pages : std::min(least, most_pages(capacity));
 }
 
-// How a model is cut: the last `at_end` layers belong to the last stage, and stages without pages
-// of their own have `pages` (0: they are refused).
+// How a model is cut. The last `at_end` layers belong to the last stage. Stages that keep states
+// alone have `pages` pages; 0: such stages are refused.
 struct Stages {
   int32_t count, at_end;
   int64_t pages;
