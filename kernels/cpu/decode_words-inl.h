@@ -120,43 +120,63 @@ struct AheadRows {
   const std::byte* at(int key) const { return rows[key] + offset; }
 };
 
-// scores[t] lane r * kKeys + j = factors * sum over words of q row r times key t * kKeys + j.
-template <typename Math, int kRows>
-inline void dot_step(const uint16_t* q, const float* factors, const std::byte* const* rows,
-                     int64_t offset, const AheadRows& ahead, int dim, Vec* scores) {
+// Adds the products of kUnit elements of every q row with those of kKeys keys, `left` of a row that
+// ends earlier.
+template <typename Math, int kRows, bool kWhole>
+KVC_VEC_INLINE void dot_unit(const uint16_t* words, const std::byte* const* key, int d, int left,
+                             typename Math::Sum* sums) {
   constexpr int kKeys = kLanes / kRows;
-  const Vec factor = load(factors);
-  for (int first = 0; first < kStepKeys; first += kKeys) {
-    const std::byte* key[kKeys];
+  // As many q rows at a time as leave registers for the sums.
+  typename Math::Words query[2 * kRows];
+  KVC_UNROLL
+  for (int i = 0; i < 2 * kRows; ++i) query[i] = Math::load_words(words + i * kWords);
+  KVC_UNROLL
+  for (int j = 0; j < kKeys; ++j) {
+    typename Math::Words front, behind;
+    if constexpr (kWhole) {
+      Math::load_key(key[j] + d, front, behind);
+    } else {
+      Math::load_key_tail(key[j] + d, left, front, behind);
+    }
     KVC_UNROLL
-    for (int j = 0; j < kKeys; ++j) key[j] = rows[first + j] + offset;
+    for (int r = 0; r < kRows; ++r) {
+      sums[r * kKeys + j] = Math::add_products(sums[r * kKeys + j], query[2 * r], front);
+      sums[r * kKeys + j] = Math::add_products(sums[r * kKeys + j], query[2 * r + 1], behind);
+    }
+  }
+}
+
+// scores[t] lane r * kKeys + j = factors * sum over words of q row r times key t * kKeys + j. A
+// function of its own, and accumulate_step too: inlined, their sums share the registers with the
+// constants of the softmax and are spilled.
+template <typename Math, int kRows>
+[[gnu::noinline]] void dot_step(const uint16_t* q, const float* factors,
+                                const std::byte* const* rows, int64_t offset,
+                                const AheadRows& ahead, int dim, Vec* scores) {
+  constexpr int kKeys = kLanes / kRows;
+  for (int first = 0; first < kStepKeys; first += kKeys) {
+    const std::byte *key[kKeys], *next[kKeys];
+    KVC_UNROLL
+    for (int j = 0; j < kKeys; ++j) {
+      key[j] = rows[first + j] + offset;
+      next[j] = ahead.at(first + j);
+    }
     typename Math::Sum sums[kLanes];
     KVC_UNROLL
     for (int i = 0; i < kLanes; ++i) sums[i] = Math::no_sum();
     const uint16_t* words = q;
-    for (int d = 0; d < dim; d += kUnit, words += kUnit * kRows) {
+    int d = 0;
+    for (; d + kUnit <= dim; d += kUnit, words += kUnit * kRows) {
       KVC_UNROLL
-      for (int j = 0; j < kKeys; ++j) prefetch_far(ahead.at(first + j) + d);
-      // As many q rows at a time as leave registers for the sums.
-      typename Math::Words query[2 * kRows];
-      KVC_UNROLL
-      for (int i = 0; i < 2 * kRows; ++i) query[i] = Math::load_words(words + i * kWords);
-      KVC_UNROLL
-      for (int j = 0; j < kKeys; ++j) {
-        typename Math::Words front, behind;
-        if (dim - d >= kUnit) {
-          Math::load_key(key[j] + d, front, behind);
-        } else {
-          Math::load_key_tail(key[j] + d, dim - d, front, behind);
-        }
-        KVC_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          sums[r * kKeys + j] = Math::add_products(sums[r * kKeys + j], query[2 * r], front);
-          sums[r * kKeys + j] = Math::add_products(sums[r * kKeys + j], query[2 * r + 1], behind);
-        }
-      }
+      for (int j = 0; j < kKeys; ++j) prefetch_far(next[j] + d);
+      dot_unit<Math, kRows, true>(words, key, d, kUnit, sums);
     }
-    scores[first / kKeys] = mul(Math::sum_all(sums), factor);
+    if (d < dim) {
+      KVC_UNROLL
+      for (int j = 0; j < kKeys; ++j) prefetch_far(next[j] + d);
+      dot_unit<Math, kRows, false>(words, key, d, dim - d, sums);
+    }
+    scores[first / kKeys] = mul(Math::sum_all(sums), load(factors));
   }
 }
 
@@ -224,8 +244,9 @@ inline void accumulate_unit(const Weights& weights, const std::byte* const* rows
 }
 
 template <typename Math, int kRows>
-inline void accumulate_step(const Weights& weights, const std::byte* const* rows, int64_t offset,
-                            const AheadRows& ahead, int dim, float* acc) {
+[[gnu::noinline]] void accumulate_step(const Weights& weights, const std::byte* const* rows,
+                                       int64_t offset, const AheadRows& ahead, int dim,
+                                       float* acc) {
   int d = 0;
   for (; d + kUnit <= dim; d += kUnit, acc += kUnit * kRows)
     accumulate_unit<Math, kRows, true>(weights, rows, offset, ahead, d, kUnit, acc);

@@ -40,24 +40,29 @@ struct Words512 {
 };
 
 struct Int8Math : Words512, IntegerFactors {
-  using Sum = __m512i;
+  // Not __m512i: GCC copies a sum of 64-bit lanes to another register and back at every product.
+  using Sum = int32_t __attribute__((vector_size(64)));
 
-  KVC_VEC_INLINE static Sum no_sum() { return _mm512_setzero_si512(); }
+  KVC_VEC_INLINE static Sum no_sum() { return Sum{}; }
   KVC_VEC_INLINE static Sum add_products(Sum sum, __m512i a, __m512i b) {
 #if defined(__AVX512VNNI__)
-    return _mm512_dpwssd_epi32(sum, a, b);
+    return reinterpret_cast<Sum>(_mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), a, b));
 #else
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+    return sum + reinterpret_cast<Sum>(_mm512_madd_epi16(a, b));
 #endif
   }
-  KVC_VEC_INLINE static Vec to_float(Sum sum) { return _mm512_cvtepi32_ps(sum); }
+  KVC_VEC_INLINE static Vec to_float(Sum sum) {
+    return _mm512_cvtepi32_ps(reinterpret_cast<__m512i>(sum));
+  }
   // Lane i: the sum of the lanes of sums[i].
   KVC_VEC_INLINE static Vec sum_all(const Sum (&sums)[16]) {
     __m512i half[8], quarter[4];
     KVC_UNROLL
     for (int i = 0; i < 8; ++i) {
-      half[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(sums[2 * i], sums[2 * i + 1]),
-                                 _mm512_unpackhi_epi32(sums[2 * i], sums[2 * i + 1]));
+      const auto even = reinterpret_cast<__m512i>(sums[2 * i]);
+      const auto odd = reinterpret_cast<__m512i>(sums[2 * i + 1]);
+      half[i] =
+          _mm512_add_epi32(_mm512_unpacklo_epi32(even, odd), _mm512_unpackhi_epi32(even, odd));
     }
     KVC_UNROLL
     for (int i = 0; i < 4; ++i) {
