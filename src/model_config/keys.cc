@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <iterator>
+#include <numeric>
 #include <string>
 #include <string_view>
 
@@ -71,6 +72,7 @@ constexpr std::string_view kRead[] = {
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "num_kv_shared_layers",
+    "kv_source_layers",
     "per_layer_config",
     "linear_num_key_heads",
     "linear_num_value_heads",
@@ -541,22 +543,83 @@ void read_keyed_pairs(const Fields& config, Model& model) {
   }
 }
 
-// The last layers read the K and V of the last layer of their type before them.
-void add_readers(const Fields& config, const KeyedLayers& layers, size_t first_shared,
-                 Model& model) {
-  std::array<int64_t, kNumLayerTypes> last;
-  last.fill(-1);
-  for (size_t i = 0; i < first_shared; ++i)
-    last[static_cast<size_t>(layers.types[i])] = static_cast<int64_t>(i);
-  for (size_t i = first_shared; i < layers.types.size(); ++i) {
-    const int64_t source = last[static_cast<size_t>(layers.types[i])];
-    if (source < 0) {
+constexpr const char* kNumShared = "num_kv_shared_layers";
+constexpr const char* kSources = "kv_source_layers";
+
+bool attends(LayerType type) {
+  return type != LayerType::kLinear && type != LayerType::kConv && type != LayerType::kNone;
+}
+
+// The last `num_shared` layers read the last layer of their type before these.
+void share_by_type(const Fields& config, const std::vector<LayerType>& types, size_t num_shared,
+                   std::vector<size_t>& sources) {
+  constexpr size_t kUnseen = SIZE_MAX;
+  std::array<size_t, kNumLayerTypes> last;
+  last.fill(kUnseen);
+  const size_t first_shared = types.size() - num_shared;
+  for (size_t i = 0; i < first_shared; ++i) last[static_cast<size_t>(types[i])] = i;
+  for (size_t i = first_shared; i < types.size(); ++i) {
+    if (!attends(types[i])) continue;
+    sources[i] = last[static_cast<size_t>(types[i])];
+    if (sources[i] == kUnseen) {
       fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(i),
                 "%s leaves layer %zu no earlier layer of its type to share with",
-                config.path("num_kv_shared_layers").c_str(), i);
+                config.path(kNumShared).c_str(), i);
     }
-    model.add(shared_layer(layers.shapes[i].heads, static_cast<int32_t>(source)));
   }
+}
+
+bool keep_alike(const kvc_layer& a, const kvc_layer& b) {
+  return a.num_kv_heads == b.num_kv_heads && a.k_dim == b.k_dim && a.v_dim == b.v_dim &&
+         a.latent_rank == b.latent_rank && a.latent_rope_dim == b.latent_rope_dim &&
+         a.window == b.window && a.chunk == b.chunk;
+}
+
+// A list names a source for each layer. Sources read no other layer.
+void share_by_list(const Fields& config, const Model& model, const KeyedLayers& layers,
+                   std::vector<size_t>& sources) {
+  const size_t count = layers.types.size();
+  const std::vector<int64_t> listed = config.integers(kSources, 0, static_cast<int64_t>(count) - 1);
+  if (listed.empty()) return;
+  if (listed.size() != count) {
+    fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(listed.size()),
+              "%s has %zu entries, expected one per layer: %zu", config.path(kSources).c_str(),
+              listed.size(), count);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const auto source = static_cast<size_t>(listed[i]);
+    if (source == i) continue;
+    if (source > i || sources[source] != source) {
+      fail_with(KVC_E_INVALID_ARGUMENT, listed[i],
+                "%s[%zu] = %zu, expected the layer itself or an earlier one that reads no other",
+                config.path(kSources).c_str(), i, source);
+    }
+    if (!attends(layers.types[i]) || layers.types[i] != layers.types[source] ||
+        !keep_alike(attention_of(config, model, layers, i),
+                    attention_of(config, model, layers, source))) {
+      fail_with(KVC_E_UNSUPPORTED, listed[i],
+                "%s[%zu] = %zu is not supported: the layers differ in what they keep",
+                config.path(kSources).c_str(), i, source);
+    }
+    sources[i] = source;
+  }
+}
+
+// The layer whose K and V, or latents, each layer reads: most often its own.
+std::vector<size_t> read_sources(const Fields& config, const KeyedLayers& layers, Model& model) {
+  std::vector<size_t> sources(layers.types.size());
+  std::iota(sources.begin(), sources.end(), size_t{0});
+  const int64_t num_shared =
+      config.integer_or(kNumShared, 0, 0, static_cast<int64_t>(sources.size()));
+  note(config, kNumShared, model);
+  if (config.has(kSources)) {
+    if (num_shared != 0) config.refuse(kSources, "num_kv_shared_layers says what layers share");
+    share_by_list(config, model, layers, sources);
+    note(config, kSources, model);
+  } else if (num_shared != 0) {
+    share_by_type(config, layers.types, static_cast<size_t>(num_shared), sources);
+  }
+  return sources;
 }
 
 }  // namespace
@@ -590,28 +653,32 @@ void read_by_keys(const Fields& config, Model& model) {
   const bool crosses = config.flag_or("add_cross_attention", false);
   if (crosses && layers.shapes[0].is_latent())
     config.refuse("add_cross_attention", "it is read for layers that keep K and V, not latents");
-  const auto count = static_cast<int64_t>(layers.types.size());
-  const int64_t shared = config.integer_or("num_kv_shared_layers", 0, 0, count);
-  note(config, "num_kv_shared_layers", model);
-  if (shared != 0 && (linear >= 0 || conv >= 0 || crosses))
-    config.refuse("num_kv_shared_layers", "it is read for models of attention layers only");
+  const std::vector<size_t> sources = read_sources(config, layers, model);
+  if (config.integer_or(kNumShared, 0, 0, kMaxLayers) != 0 && (linear >= 0 || conv >= 0 || crosses))
+    config.refuse(kNumShared, "it is read for models of attention layers only");
+  std::vector<int32_t> entries;  // Entry of each layer's attention.
   model.layers.reserve(layers.types.size());
-  for (size_t i = 0; i < static_cast<size_t>(count - shared); ++i) {
+  for (size_t i = 0; i < layers.types.size(); ++i) {
+    entries.push_back(static_cast<int32_t>(model.layers.size()));
+    const LayerShape& shape = layers.shapes[i];
+    const auto add_attention = [&] {
+      model.add(sources[i] == i ? attention_of(config, model, layers, i)
+                                : shared_layer(shape.heads, entries[sources[i]]));
+    };
     switch (layers.types[i]) {
       case LayerType::kLinear: model.add_states(linear); break;
       case LayerType::kConv: model.add_states(conv); break;
       case LayerType::kNone: model.add_none(); break;
       case LayerType::kHybrid:
       case LayerType::kHybridSliding:
-        model.add(attention_of(config, model, layers, i));
+        add_attention();
         model.add_states(linear);
         break;
       default:
-        model.add(attention_of(config, model, layers, i));
-        if (crosses) model.add(cross_layer(model, layers.shapes[i].heads));
+        add_attention();
+        if (crosses) model.add(cross_layer(model, shape.heads));
     }
   }
-  add_readers(config, layers, static_cast<size_t>(count - shared), model);
 }
 
 }  // namespace kvc::hf

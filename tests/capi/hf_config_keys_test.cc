@@ -176,6 +176,67 @@ TEST(HfConfigKeys, LastLayersMayReadEarlierOnes) {
           KVC_E_INVALID_ARGUMENT, {"num_kv_shared_layers leaves layer 1"});
 }
 
+TEST(HfConfigKeys, AListOfSourcesSaysWhichLayerEachReads) {
+  const auto listed = [](const std::string& list, const std::string& fields = "") {
+    return novel("\"kv_source_layers\": " + list + (fields.empty() ? "" : ", " + fields));
+  };
+  const Lines lines;
+  HfModel model(listed("[0, 1, 0, 0, 4, 1]"));
+  ASSERT_EQ(model.status, KVC_OK) << model.message;
+  EXPECT_EQ(model.kinds(), "AARRAR");
+  EXPECT_EQ(model.layer(2).source_layer, 0);
+  EXPECT_EQ(model.layer(3).source_layer, 0);
+  EXPECT_EQ(model.layer(5).source_layer, 1);
+  EXPECT_EQ(model.layer(5).num_q_heads, 8);
+  ASSERT_EQ(lines.all().size(), 1u);
+  EXPECT_NE(lines.all()[0].find("kv_source_layers"), std::string::npos) << lines.all()[0];
+  kvc_error error{};
+  kvc_plan* plan = model.plan(&error);
+  ASSERT_NE(plan, nullptr) << error.message;
+  kvc_plan_info info{};
+  info.struct_size = sizeof info;
+  ASSERT_EQ(kvc_plan_info_get(plan, &info, nullptr), KVC_OK);
+  EXPECT_EQ(info.bytes_per_token, 3u * 2 * (64 + 64) * 2) << "three layers of six keep K and V";
+  kvc_plan_destroy(plan);
+  for (const char* own : {"[0, 1, 2, 3, 4, 5]", "[]", "null"})
+    EXPECT_EQ(kinds(listed(own)), "AAAAAA") << own;
+
+  const std::string latents = R"("kv_lora_rank": 96, "qk_nope_head_dim": 64,
+      "qk_rope_head_dim": 32, "v_head_dim": 64)";
+  EXPECT_EQ(kinds(listed("[0, 0, 2, 2, 2, 5]", latents)), "LRLRRL");
+  // Ids of the library count entries, of which hybrid layers have two.
+  HfModel hybrid(listed("[0, 1, 0, 3, 1, 5]", R"("mamba_n_heads": 8, "mamba_d_head": 16,
+      "mamba_d_state": 4, "mamba_d_conv": 4, "mamba_expand": 2, "layer_types": ["hybrid",
+      "full_attention", "hybrid", "mamba", "full_attention", "moe"])"));
+  ASSERT_EQ(hybrid.status, KVC_OK) << hybrid.message;
+  EXPECT_EQ(hybrid.kinds(), "ASARSSR-");
+  EXPECT_EQ(hybrid.layer(3).source_layer, 0);
+  EXPECT_EQ(hybrid.layer(6).source_layer, 2);
+
+  const std::string windows = R"("sliding_window": 8, "sliding_window_pattern": 2)";
+  EXPECT_EQ(kinds(listed("[0, 1, 0, 1, 4, 5]", windows)), "WARRWA");
+  refused(listed("[0, 1, 1, 3, 4, 5]", windows), KVC_E_UNSUPPORTED,
+          {"kv_source_layers[2] = 1", "differ in what they keep"});
+  refused(listed("[0, 0, 2, 3, 4, 5]", R"("per_layer_config": {"1": {"head_dim": 128}})"),
+          KVC_E_UNSUPPORTED, {"kv_source_layers[1] = 0", "differ"});
+  refused(listed("[0, 0, 2, 3, 4, 5]", R"("layer_types": ["full_attention", "moe",
+      "full_attention", "full_attention", "full_attention", "full_attention"])"),
+          KVC_E_UNSUPPORTED, {"kv_source_layers[1] = 0", "differ"});
+  refused(listed("[0, 2, 2, 3, 4, 5]"), KVC_E_INVALID_ARGUMENT,
+          {"kv_source_layers[1] = 2", "an earlier one"});
+  refused(listed("[0, 0, 1, 3, 4, 5]"), KVC_E_INVALID_ARGUMENT,
+          {"kv_source_layers[2] = 1", "reads no other"});
+  refused(listed("[0, 2, 4]"), KVC_E_INVALID_ARGUMENT,
+          {"kv_source_layers has 3 entries", "one per layer: 6"});
+  refused(listed("[0, 1, 2, 3, 4, 6]"), KVC_E_OUT_OF_RANGE, {"kv_source_layers"});
+  refused(listed("3"), KVC_E_INVALID_ARGUMENT, {"kv_source_layers"});
+  refused(listed("[0, 1, 2, 3, 3, 3]", R"("num_kv_shared_layers": 2)"), KVC_E_UNSUPPORTED,
+          {"kv_source_layers", "num_kv_shared_layers"});
+  // A layer that reads another one's latents may keep index keys of its own.
+  refused(listed("[0, 0, 2, 3, 4, 5]", latents + R"(, "index_topk": 2048)"), KVC_E_UNSUPPORTED,
+          {"index_topk", "sparse attention"});
+}
+
 TEST(HfConfigKeys, EncodersAreRefusedAndDecodersOfEncodersRead) {
   const std::string pairs = R"({"model_type": "novel_translator", "is_encoder_decoder": true,
       "is_decoder": false, "d_model": 512, "encoder_layers": 6, "decoder_layers": 3,
@@ -204,7 +265,7 @@ TEST(HfConfigKeys, EncodersAreRefusedAndDecodersOfEncodersRead) {
 
 TEST(HfConfigKeys, KeysThatCouldChangeWhatIsKeptAreRefusedByName) {
   for (const char* name :
-       {"kv_source_layers", "cache_every", "window_pattern_new", "conv_state_width", "ssm_heads",
+       {"kv_source_map", "cache_every", "window_pattern_new", "conv_state_width", "ssm_heads",
         "latent_groups", "cross_layers", "attn_layer_map", "num_kv_things", "swa_ratio"}) {
     refused(novel("\"" + std::string(name) + "\": 3"), KVC_E_UNSUPPORTED,
             {name, "could change what a layer keeps"});
