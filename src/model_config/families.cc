@@ -227,6 +227,8 @@ const Exception kExceptions[] = {
      "its window is half of local_attention, and layers count from zero"},
     {"zaya", read_zaya, {}, "a convolution over Q and K, and half of the last V"},
     {"minimax", read_minimax, {}, "no key says the shape of lightning attention's state"},
+    {"minimax_m1", read_minimax, {}, "no key says the shape of lightning attention's state"},
+    {"minimax_text_01", read_minimax, {}, "no key says the shape of lightning attention's state"},
     {"recurrent_gemma",
      read_recurrent_gemma,
      {},

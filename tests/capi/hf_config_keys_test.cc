@@ -305,9 +305,14 @@ TEST(HfConfigKeys, KeysOfPublishedFilesThatChangeNothingAreNotRefused) {
           {"attn_type_list has 2 entries", "6"});
   refused(novel(R"("attn_type_list": [1, 1, 0, 1, 1, 1])"), KVC_E_UNSUPPORTED,
           {"attn_type_list[2] has a recurrent state"});
-  HfModel minimax(R"({"model_type": "minimax", "num_hidden_layers": 2, "num_attention_heads": 8,
-      "hidden_size": 512, "num_key_value_heads": 2, "attn_type_list": [0, 1]})");
-  EXPECT_EQ(minimax.kinds(), "SA");
+  // The same model by the names of its first files.
+  for (const char* name : {"minimax", "minimax_text_01", "minimax_m1"}) {
+    HfModel minimax(R"({"model_type": ")" + std::string(name) + R"(", "num_hidden_layers": 2,
+        "num_attention_heads": 8, "hidden_size": 512, "num_key_value_heads": 2,
+        "layernorm_linear_attention_alpha": 3.5, "attn_type_list": [0, 1]})");
+    EXPECT_EQ(minimax.kinds(), "SA") << name;
+    EXPECT_EQ(minimax.states(0), "[8, 64, 64] float32") << name;
+  }
   HfModel modern(R"({"model_type": "modernbert-decoder", "num_hidden_layers": 5,
       "num_attention_heads": 12, "hidden_size": 768, "local_attention": 128,
       "global_attn_every_n_layers": 3})");
