@@ -23,7 +23,7 @@ def config(name):
 
 def without_rope_tables(plan):
     """Families that are read by their keys leave rotations to the model, so their tables take no host memory."""
-    return {key: value for key, value in plan.items() if key != "host_bytes"}
+    return {key: value for key, value in plan.items() if not key.startswith("host_bytes")}
 
 
 class Plan(unittest.TestCase):
@@ -330,14 +330,25 @@ class Plan(unittest.TestCase):
         self.assertIn("512 tokens: 256; 2,048 tokens: 64; 8,192 tokens: 16; 32,768 tokens: 4; 131,072 tokens: 1.", text)
         self.assertIn("One GiB more: 512 pages", text)
 
-    def test_host_memory_is_told_beside_the_pool(self):
-        plan = self.planned(*LLAMA, "--memory", "16GiB", "--max-len", 131072)
-        self.assertGreater(plan["host_bytes"], plan["pool_bytes"])
-        self.assertLess(plan["host_bytes"], 2 * plan["pool_bytes"])
-        text = run(*LLAMA, "--memory", "16GiB", "--max-len", 131072).stdout
-        self.assertRegex(text, r"Beside the pool, on a CPU: at most [0-9.]+ [KMG]iB of host memory\.")
-        swapping = self.planned(*LLAMA, "--memory", "16GiB", "--max-len", 131072, "--host-memory", "2GiB")
+    def test_host_memory_is_told_beside_the_pool_for_the_requests_that_fit(self):
+        longest = [*LLAMA, "--memory", "16GiB", "--max-len", 131072]
+        plan = self.planned(*longest)
+        one, many = plan["host_bytes_by_requests"]
+        self.assertEqual((one["requests"], many["requests"]), (1, 256))
+        self.assertGreater(one["host_bytes"], plan["pool_bytes"])
+        self.assertGreater(many["host_bytes"], one["host_bytes"])
+        self.assertLess(many["host_bytes"], 2 * plan["pool_bytes"])
+        self.assertEqual(plan["host_bytes"], many["host_bytes"])
+        text = run(*longest).stdout
+        self.assertRegex(text, r"Host memory of a cache on a CPU, beside its pool: at most [0-9.]+ [KMG]iB with 1 request at once, "
+                               r"[0-9.]+ [KMG]iB with 256 requests at once\.\n")
+        swapping = self.planned(*longest, "--host-memory", "2GiB")
         self.assertGreaterEqual(swapping["host_bytes"] - plan["host_bytes"], 2 << 30)
+        self.assertIn("; host pages included.", run(*longest, "--host-memory", "2GiB").stdout)
+        # Requests shorter than the shortest listed length: one bound.
+        short = self.planned(*LLAMA, "--memory", "1GiB", "--max-len", 256)
+        self.assertEqual([host["requests"] for host in short["host_bytes_by_requests"]], [32])
+        self.assertIn("beside the pool of a rank", run(*longest, "--tp", 2).stdout)
 
     def test_what_cannot_be_planned_exits_with_1(self):
         self.refused(1, "cannot read no-such-file", "no-such-file", "--memory", "1GiB")

@@ -156,6 +156,23 @@ std::vector<Stage> plan_what_fits(kvc_config& config, const Stages& stages) {
   }
 }
 
+// `config` plans the capacity. The library's bound without a number of sequences is for one per
+// page, far more than any program has.
+std::vector<HostBytes> host_bytes_of(kvc_config config, const Capacity& capacity, int64_t pages) {
+  const Slice slice = capacity.reported().slice;
+  std::vector<HostBytes> out;
+  const auto add = [&](double requests) {
+    const double most = std::min(requests, static_cast<double>(INT32_MAX));
+    const auto sequences = std::max(int64_t{1}, static_cast<int64_t>(most));
+    if (!out.empty() && sequences <= out.back().sequences) return;
+    config.max_seqs = static_cast<int32_t>(sequences);
+    out.push_back({sequences, plan_stage(config, slice, "", pages).info.host_bytes});
+  };
+  add(capacity.longest.count);
+  if (!capacity.by_length.empty()) add(capacity.by_length.front().count);
+  return out;
+}
+
 bool keeps_less_than(const kvc_layer& layer, int64_t tokens) {
   return (layer.window != 0 && layer.window < tokens) || (layer.chunk != 0 && layer.chunk < tokens);
 }
@@ -262,6 +279,7 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
       capacity.by_length.push_back(requests_of(capacity, tokens));
   }
   capacity.pages_with_one_more_gib = pages_for(capacity, memory + kGiB);
+  capacity.host = host_bytes_of(config, capacity, pages);
   return capacity;
 }
 

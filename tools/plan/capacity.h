@@ -37,6 +37,12 @@ struct Requests {
   double count = 0;
 };
 
+// Most memory of a cache on a CPU that has so many sequences, its pool included.
+struct HostBytes {
+  int64_t sequences = 0;
+  uint64_t bytes = 0;
+};
+
 struct Capacity {
   uint64_t memory = 0;        // bytes per rank
   std::vector<Stage> stages;  // one plan each; its tensor parallel ranks are alike
@@ -53,6 +59,9 @@ struct Capacity {
   Requests longest;                    // Requests of planned_len tokens.
   int64_t longest_request = 0;         // Tokens of one request that has all pages to itself.
   std::vector<Requests> by_length;
+  // For the longest requests that the reported stage holds at once, and for the shortest ones
+  // listed where these are more.
+  std::vector<HostBytes> host;
   int64_t pages_with_one_more_gib = 0;
   bool leaves_out_encoder = false;    // no limit of encoder tokens is known: they are not counted
   bool drops_behind_windows = false;  // Some layer keeps fewer tokens than planned_len.

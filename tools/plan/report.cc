@@ -89,6 +89,22 @@ void append_drafting(const Capacity& capacity, std::string& text) {
   say(draft, capacity.num_draft_layers, "is the draft model's", "are the draft model's");
 }
 
+void append_host_memory(const Capacity& capacity, std::string& text) {
+  const kvc_plan_info& info = capacity.reported().info;
+  std::string bounds;
+  for (const HostBytes& host : capacity.host) {
+    if (host.bytes <= info.pool_bytes) continue;
+    if (!bounds.empty()) bounds += ", ";
+    bounds += size_text(host.bytes - info.pool_bytes) + " with " + grouped(host.sequences) +
+              (host.sequences == 1 ? " request at once" : " requests at once");
+  }
+  if (bounds.empty()) return;
+  append(text, "Host memory of a cache on a CPU, beside %s: at most %s%s%s.\n",
+         num_ranks(capacity) > 1 ? "the pool of a rank" : "its pool", bounds.c_str(),
+         info.num_host_pages != 0 ? "; host pages included" : "",
+         info.state_slot_pages != 0 ? "; states included, which take the place of pages" : "");
+}
+
 void append_summary(const Capacity& capacity, std::string& text) {
   const kvc_plan_info& info = capacity.reported().info;
   const bool several = num_ranks(capacity) > 1;
@@ -130,10 +146,7 @@ void append_summary(const Capacity& capacity, std::string& text) {
     text += "Encoder tokens are not counted: give --max-cross-len.\n";
   if (info.num_host_pages != 0)
     append(text, "Host memory: %s pages.\n", grouped(info.num_host_pages).c_str());
-  if (info.host_bytes > info.pool_bytes)
-    append(text, "Beside the pool%s, on a CPU: at most %s of host memory%s.\n",
-           several ? " of a rank" : "", size_text(info.host_bytes - info.pool_bytes).c_str(),
-           info.num_host_pages != 0 ? ", host pages included" : "");
+  append_host_memory(capacity, text);
 }
 
 Json ranks_json(const Capacity& capacity) {
@@ -192,7 +205,11 @@ std::string json_report(const Capacity& capacity) {
   json["max_tokens"] = stage.info.max_tokens;
   json["concurrency"] = capacity.longest.count;
   json["waste"] = stage.info.waste;
-  json["host_bytes"] = stage.info.host_bytes;
+  json["host_bytes"] = capacity.host.back().bytes;
+  json["host_bytes_by_requests"] = Json::array();
+  for (const HostBytes& host : capacity.host)
+    json["host_bytes_by_requests"].push_back(
+        {{"requests", host.sequences}, {"host_bytes", host.bytes}});
   json["max_len"] = capacity.max_len;
   json["fits"] = capacity.fits();
   json["planned_len"] = capacity.planned_len;
