@@ -189,6 +189,50 @@ TEST(Svg, TheAxisEndsAtATickWithRoomAboveTheLargestMarker) {
       << "no axis of shares goes beyond all";
 }
 
+TEST(Svg, ALogarithmicAxisRunsFromTickToTickAndLeavesOutZeros) {
+  constexpr double kTop = 44, kBottom = 208;
+  for (const auto& [least, most] : {std::pair{1.5, 768.0},
+                                    {16.0, 8192.0},
+                                    {1.0, 1.0},
+                                    {1000.0, 1000.0},
+                                    {0.02, 5.0},
+                                    {3.0, 1e9}}) {
+    svg::Chart chart;
+    chart.is_log_x = chart.is_log_y = true;
+    chart.series = {{"a", svg::kDark, {{1, 0, "zero"}, {2, least, "l"}, {3, most, "m"}}, false}};
+    const std::string out = "<g>" + svg::draw_chart(chart, 0, 0, 500, 250) + "</g>";
+    EXPECT_EQ(xml_fault(out), "");
+    EXPECT_FALSE(holds(out, "nan"));
+    EXPECT_FALSE(holds(out, "zero"));
+    const std::vector<double> markers = numbers_behind(out, "cy=\"");
+    ASSERT_EQ(markers.size(), 2u) << least;
+    EXPECT_LE(markers[0], kBottom + 0.1) << least;
+    EXPECT_GE(markers[1], kTop + 4) << most << ": a marker of radius 4 lies on the frame";
+    const std::vector<double> levels = numbers_behind(out, "<line x1=\"64.0\" y1=\"");
+    ASSERT_GE(levels.size(), 2u) << least;
+    EXPECT_NEAR(*std::min_element(levels.begin(), levels.end()), kTop, 0.1) << most;
+    EXPECT_NEAR(*std::max_element(levels.begin(), levels.end()), kBottom, 0.1) << least;
+  }
+  svg::Chart nothing;
+  nothing.is_log_y = true;
+  nothing.series = {{"a", svg::kDark, {{0, 0, "zero"}}, false}};
+  EXPECT_EQ(xml_fault("<g>" + svg::draw_chart(nothing, 0, 0, 500, 250) + "</g>"), "");
+}
+
+TEST(Svg, NamesInTheLegendBeginBehindTheirColour) {
+  svg::Chart chart;
+  chart.series = {{"window 1,024", svg::kDark, {{0, 1, ""}}, false},
+                  {"states before and after a forward", svg::kWarm, {{0, 1, ""}}, false}};
+  const std::string out = svg::draw_chart(chart, 0, 0, 900, 250);
+  const auto x_of = [&](const std::string& part, const std::string& element) {
+    return numbers_behind(out.substr(out.rfind(element, out.find(part))), "x=\"").at(0);
+  };
+  const double first = x_of(">window 1,024<", "<text"), second = x_of(">states before", "<text");
+  EXPECT_NEAR(first - x_of(svg::kDark, "<rect"), 15, 0.1);
+  EXPECT_NEAR(second - x_of(svg::kWarm, "<rect"), 15, 0.1);
+  EXPECT_GT(second - first, 7 * 12 + 15) << "the first name ends before the second colour";
+}
+
 TEST(Svg, AWordAtALineStandsAboveTheFrameWhereNoCurvePasses) {
   svg::Chart chart;
   chart.x_marks = {{1, "unlimited"}};

@@ -18,7 +18,7 @@ using svg::Series;
 
 constexpr double kFigureWidth = 1080, kEdge = 40, kHead = 96, kHeight = 330, kGap = 36;
 constexpr const char* kColours[] = {svg::kDark, svg::kWarm, "#3d8b5f",
-                                    "#8a63b8",  "#c79a2b",  svg::kSoftInk};
+                                    "#8a63b8",  "#c79a2b",  "#2a8f9e"};
 
 // Layer groups that keep the same tokens of a request, as one line of the chart.
 struct Kind {
@@ -69,34 +69,50 @@ void add_point(double tokens, double value, const std::string& note, Series& ser
   series.points.push_back({tokens, value, grouped(std::llround(tokens)) + " tokens: " + note});
 }
 
-Chart pages_chart(const Plan& plan, const std::vector<int64_t>& lengths) {
+// A series of pages by length. What takes no pages is left out.
+template <typename Pages>
+void add_pages(const std::string& name, const char* colour, const std::vector<int64_t>& lengths,
+               const Pages& pages_of, Chart& chart) {
+  Series series;
+  series.name = name;
+  series.colour = colour;
+  int64_t most = 0;
+  for (const int64_t tokens : lengths) {
+    const int64_t pages = pages_of(tokens);
+    most = std::max(most, pages);
+    add_point(static_cast<double>(tokens), static_cast<double>(pages), grouped(pages) + " pages",
+              series);
+  }
+  if (most != 0) chart.series.push_back(std::move(series));
+}
+
+Chart pages_chart(const Capacity& capacity, const std::vector<int64_t>& lengths) {
+  const Plan& plan = *capacity.reported().plan->plan;
   Chart chart;
   chart.title = "Pages of one request, by what layer groups keep";
   chart.x_label = "tokens of the request";
-  chart.is_log_x = true;
-  const std::vector<Kind> kinds = kinds_of(plan);
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    Series series;
-    const size_t count = kinds[i].groups.size();
-    series.name = kinds[i].name + (count == 1 ? "" : " (" + std::to_string(count) + " groups)");
-    series.colour = kColours[i % std::size(kColours)];
-    for (const int64_t tokens : lengths) {
-      int64_t pages = 0;
-      for (const GroupSpec* group : kinds[i].groups) pages += plan.request_pages(*group, tokens);
-      add_point(static_cast<double>(tokens), static_cast<double>(pages), grouped(pages) + " pages",
-                series);
-    }
-    chart.series.push_back(std::move(series));
+  chart.is_log_x = chart.is_log_y = true;
+  const auto colour = [&] { return kColours[chart.series.size() % std::size(kColours)]; };
+  for (const Kind& kind : kinds_of(plan)) {
+    const size_t count = kind.groups.size();
+    const std::string several = count == 1 ? "" : " (" + std::to_string(count) + " groups)";
+    add_pages(
+        kind.name + several, colour(), lengths,
+        [&](int64_t tokens) {
+          int64_t pages = 0;
+          for (const GroupSpec* group : kind.groups) pages += plan.request_pages(*group, tokens);
+          return pages;
+        },
+        chart);
   }
-  if (plan.state_slot_pages() != 0) {
-    const int64_t pages = kSlotsPerRequest * plan.state_slot_pages();
-    Series series;
-    series.name = "states before and after a forward";
-    series.colour = kColours[kinds.size() % std::size(kColours)];
-    for (const int64_t tokens : lengths)
-      add_point(static_cast<double>(tokens), static_cast<double>(pages), grouped(pages) + " pages",
-                series);
-    chart.series.push_back(std::move(series));
+  const int64_t of_states = kSlotsPerRequest * plan.state_slot_pages();
+  add_pages(
+      "states before and after a forward", colour(), lengths, [&](int64_t) { return of_states; },
+      chart);
+  if (chart.series.size() > 1) {
+    add_pages(
+        "all", svg::kSoftInk, lengths, [&](int64_t tokens) { return plan.request_pages(tokens); },
+        chart);
   }
   return chart;
 }
@@ -105,7 +121,7 @@ Chart requests_chart(const Capacity& capacity, const std::vector<int64_t>& lengt
   Chart chart;
   chart.title = "Requests at once, in " + grouped(capacity.num_pages) + " pages";
   chart.x_label = "tokens of each request";
-  chart.is_log_x = true;
+  chart.is_log_x = chart.is_log_y = true;
   Series series{"", svg::kDark, {}, false};
   for (const int64_t tokens : lengths) {
     const int64_t pages = request_pages(capacity, tokens);
@@ -120,7 +136,6 @@ Chart requests_chart(const Capacity& capacity, const std::vector<int64_t>& lengt
 }  // namespace
 
 std::string svg_figure(const Capacity& capacity) {
-  const Plan& plan = *capacity.reported().plan->plan;
   const int64_t longest =
       capacity.planned_len != 0
           ? capacity.planned_len
@@ -135,7 +150,7 @@ std::string svg_figure(const Capacity& capacity) {
                            grouped(request_pages(capacity, longest)),
                        13, svg::kSoftInk);
   const double width = kFigureWidth - 2 * kEdge;
-  body += svg::draw_chart(pages_chart(plan, lengths), kEdge, kHead, width, kHeight);
+  body += svg::draw_chart(pages_chart(capacity, lengths), kEdge, kHead, width, kHeight);
   body += svg::draw_chart(requests_chart(capacity, lengths), kEdge, kHead + kHeight + kGap, width,
                           kHeight);
   return svg::figure(kFigureWidth, kHead + 2 * (kHeight + kGap), body);

@@ -24,7 +24,9 @@ struct Chart {
   std::string title, x_label;
   std::vector<Series> series;
   bool is_log_x = false;  // points with x <= 0 are left out
-  double y_most = 0;      // Largest value there can be, where the axis ends at most; 0: none.
+  bool is_log_y = false;  // points with y <= 0 are left out
+  // Largest value there can be, where a linear axis ends at most; 0: none.
+  double y_most = 0;
   std::function<std::string(double)>
       y_text;  // nullable: grouped whole numbers, or decimals where the axis needs them
   // Vertical lines with a word above the frame.
