@@ -13,7 +13,8 @@ namespace words {
 
 struct Int8Math : IntegerFactors {
   using Words = __m256i;
-  using Sum = __m256i;
+  // Not __m256i, as with AVX-512: see there.
+  using Sum = int32_t __attribute__((vector_size(32)));
   static constexpr int kValueParts = 2;  // Eight sums in sixteen registers.
 
   KVC_VEC_INLINE static Words load_words(const uint16_t* p) {
@@ -32,17 +33,21 @@ struct Int8Math : IntegerFactors {
     __builtin_memcpy(&pair, p, sizeof pair);
     return _mm256_set1_epi32(pair);
   }
-  KVC_VEC_INLINE static Sum no_sum() { return _mm256_setzero_si256(); }
+  KVC_VEC_INLINE static Sum no_sum() { return Sum{}; }
   KVC_VEC_INLINE static Sum add_products(Sum sum, Words a, Words b) {
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+    return sum + reinterpret_cast<Sum>(_mm256_madd_epi16(a, b));
   }
-  KVC_VEC_INLINE static Vec to_float(Sum sum) { return _mm256_cvtepi32_ps(sum); }
+  KVC_VEC_INLINE static Vec to_float(Sum sum) {
+    return _mm256_cvtepi32_ps(reinterpret_cast<__m256i>(sum));
+  }
   // Lane i: the sum of the lanes of sums[i].
   KVC_VEC_INLINE static Vec sum_all(const Sum (&sums)[8]) {
-    const __m256i low =
-        _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
-    const __m256i high =
-        _mm256_hadd_epi32(_mm256_hadd_epi32(sums[4], sums[5]), _mm256_hadd_epi32(sums[6], sums[7]));
+    const auto add_pairs = [&sums](int i) {
+      return _mm256_hadd_epi32(reinterpret_cast<__m256i>(sums[i]),
+                               reinterpret_cast<__m256i>(sums[i + 1]));
+    };
+    const __m256i low = _mm256_hadd_epi32(add_pairs(0), add_pairs(2));
+    const __m256i high = _mm256_hadd_epi32(add_pairs(4), add_pairs(6));
     return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
                                                _mm256_permute2x128_si256(low, high, 0x31)));
   }
