@@ -71,6 +71,9 @@ void read_nemotron_h(const Fields& config, Model& model);
 void read_qwen3_next(const Fields& config, Model& model);
 void read_qwen3_5(const Fields& config, Model& model);
 void read_lfm2(const Fields& config, Model& model);
+// looped_models.cc
+void read_dory(const Fields& config, Model& model);
+void read_inkling_loop(const Fields& config, Model& model);
 // states_of_their_own.cc
 void read_inkling(const Fields& config, Model& model);
 void read_zaya(const Fields& config, Model& model);

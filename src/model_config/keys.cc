@@ -39,7 +39,7 @@ constexpr std::string_view kTelling[] = {
     "local",      "global",          "attn_layer",     "attn_type", "attn_config", "sparse",
     "per_layer",  "attention_layer", "attention_type", "delta",     "kda",         "cca",
     "swa",        "multi_query",     "states",         "v_dim",     "k_dim",       "key_dim",
-    "value_dim",  "num_kv",          "num_mem",        "dim_head",
+    "value_dim",  "num_kv",          "num_mem",        "dim_head",  "loop",
 };
 
 // Keys that the rules below read.
@@ -392,7 +392,8 @@ std::vector<LayerType> read_listed_types(const Fields& config, int64_t num_layer
   return types_without_list(config, num_layers, shape, model);
 }
 
-KeyedLayers read_keyed_layers(const Fields& config, Model& model) {
+KeyedLayers read_keyed_layers(const Fields& config, Model& model,
+                              const std::function<LayerType(int64_t)>& fallback) {
   const int64_t num_layers = config.integer(layers_name(config), 1, kMaxLayers);
   LayerShape full;
   if (config.has("kv_lora_rank")) {
@@ -413,6 +414,8 @@ KeyedLayers read_keyed_layers(const Fields& config, Model& model) {
   if (config.has(name)) {
     out.types = types_of_list(config, name, num_layers);
     model.keys.insert(model.keys.begin(), name);
+  } else if (fallback) {
+    for (int64_t i = 0; i < num_layers; ++i) out.types.push_back(fallback(i));
   } else {
     out.types = types_without_list(config, num_layers, full, model);
   }

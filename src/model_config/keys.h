@@ -2,6 +2,10 @@
 // sliding_window, kv_lora_rank and the others that most families write alike.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <vector>
+
 #include "src/model_config/decoder.h"
 #include "src/model_config/fields.h"
 
@@ -23,9 +27,11 @@ struct KeyedLayers {
   std::vector<LayerShape> shapes;  // One per layer.
 };
 
-// Reads every layer's type and shape. Notes the keys that decide in model.keys. Throws
-// INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED.
-KeyedLayers read_keyed_layers(const Fields& config, Model& model);
+// Reads every layer's type and shape. Notes the keys that decide in model.keys. `fallback` gives
+// the types where the configuration lists none; empty: keys of windows do. Throws INVALID_ARGUMENT,
+// OUT_OF_RANGE, UNSUPPORTED.
+KeyedLayers read_keyed_layers(const Fields& config, Model& model,
+                              const std::function<LayerType(int64_t)>& fallback = {});
 
 // The entry of a layer that attends, with its window or chunk. Throws INVALID_ARGUMENT where the
 // layer slides and the configuration has no window.

@@ -25,8 +25,8 @@ int32_t shared_set(std::vector<State> set, Model& model) {
 
 // Attention and a state in every hybrid layer, attention alone in the others.
 template <typename States>
-void add_hybrids(const Fields& config, const States& states, Model& model) {
-  const KeyedLayers layers = read_keyed_layers(config, model);
+void add_hybrids(const Fields& config, const KeyedLayers& layers, const States& states,
+                 Model& model) {
   model.keys.clear();  // Not read by keys alone.
   model.max_seq_len = read_max_len(config);
   for (size_t i = 0; i < layers.types.size(); ++i) {
@@ -50,7 +50,15 @@ void read_inkling(const Fields& config, Model& model) {
     return std::vector<State>{conv_state(model, heads.kv * heads.k_dim, kernel),
                               conv_state(model, heads.kv * heads.v_dim, kernel), output, output};
   };
-  add_hybrids(config, states, model);
+  // Published files list the layers that slide, or nothing.
+  constexpr const char* kLocal = "local_layer_ids";
+  std::vector<bool> slides;
+  if (config.has(kLocal)) slides = read_layer_mask(config, kLocal, read_num_layers(config));
+  const auto type_of = [&](int64_t i) {
+    const bool is_local = slides.empty() ? (i + 1) % 6 != 0 : slides[static_cast<size_t>(i)];
+    return is_local ? LayerType::kHybridSliding : LayerType::kHybrid;
+  };
+  add_hybrids(config, read_keyed_layers(config, model, type_of), states, model);
 }
 
 // Compressed convolutional attention (arXiv:2510.04476): two convolutions over Q and K, one behind
@@ -64,7 +72,8 @@ void read_zaya(const Fields& config, Model& model) {
     return std::vector<State>{conv_state(model, (heads.q + heads.kv) * heads.k_dim, taps),
                               State{model.dtype, {heads.kv * heads.k_dim / 2}}};
   };
-  add_hybrids(config, states, model);
+  const auto hybrid = [](int64_t) { return LayerType::kHybrid; };
+  add_hybrids(config, read_keyed_layers(config, model, hybrid), states, model);
 }
 
 // Lightning attention keeps the sum of k v^T of each query head.

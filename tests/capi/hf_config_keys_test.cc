@@ -264,9 +264,9 @@ TEST(HfConfigKeys, EncodersAreRefusedAndDecodersOfEncodersRead) {
 }
 
 TEST(HfConfigKeys, KeysThatCouldChangeWhatIsKeptAreRefusedByName) {
-  for (const char* name :
-       {"kv_source_map", "cache_every", "window_pattern_new", "conv_state_width", "ssm_heads",
-        "latent_groups", "cross_layers", "attn_layer_map", "num_kv_things", "swa_ratio"}) {
+  for (const char* name : {"kv_source_map", "loop_passes", "cache_every", "window_pattern_new",
+                           "conv_state_width", "ssm_heads", "latent_groups", "cross_layers",
+                           "attn_layer_map", "num_kv_things", "swa_ratio"}) {
     refused(novel("\"" + std::string(name) + "\": 3"), KVC_E_UNSUPPORTED,
             {name, "could change what a layer keeps"});
     for (const char* off : {"null", "false", "0", "\"\"", "[]", "{}"})
@@ -391,6 +391,54 @@ TEST(HfConfigKeys, WhatTheClassDoesWithoutAKeyIsWhatIsPlanned) {
   EXPECT_EQ(gemma.heads(1), "8/2 heads of 512/512 bfloat16");
 }
 
+TEST(HfConfigKeys, PassesThroughALoopKeepKAndVOfTheirOwn) {
+  const auto dory = [](const std::string& fields) {
+    return R"({"model_type": "dory", "num_attention_heads": 16, "num_key_value_heads": 4,
+        "hidden_size": 2560, "head_dim": 256, "sliding_window": 1024, )" +
+           fields + "}";
+  };
+  // Three passes of the layers 1 to 3 of six: entries 6 to 8 and 9 to 11 are the second and third.
+  const std::string six = R"("num_hidden_layers": 6, "n_input_layers": 1, "n_output_layers": 2)";
+  HfModel looped(dory(six + R"(, "n_recurrent_loops": 3, "n_recurrent_layers": 3)"));
+  ASSERT_EQ(looped.status, KVC_OK) << looped.message;
+  EXPECT_EQ(looped.kinds(), "WWWAWWWWAWWA");
+  EXPECT_EQ(looped.heads(11), "16/4 heads of 256/256 bfloat16");
+  EXPECT_EQ(looped.layer(6).window, 1024);
+  EXPECT_EQ(kinds(dory(six)), "WWWAWWWWA") << "two passes, and the remaining layers run twice";
+  EXPECT_EQ(kinds(dory(six + R"(, "n_recurrent_loops": 1)")), "WWWAWW");
+  EXPECT_EQ(kinds(dory(six + R"(, "recurrent_kv_cache_mode": "last_loop")")), "WWWAWW");
+  // Files list MLPs beside attention, and count both.
+  EXPECT_EQ(kinds(dory(R"("num_hidden_layers": 6, "n_input_layers": 2, "n_output_layers": 2,
+      "n_recurrent_layers": 2, "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp",
+      "sliding_attention", "mlp"])")),
+            "WAWA");
+  refused(dory(R"("num_hidden_layers": 2, "n_input_layers": 0, "n_output_layers": 0,
+      "layer_types": ["mlp", "full_attention"])"),
+          KVC_E_UNSUPPORTED, {"layer_types[0]"});
+  refused(dory(six + R"(, "n_recurrent_layers": 4)"), KVC_E_INVALID_ARGUMENT,
+          {"n_recurrent_layers = 4", "the number of layers, 6"});
+  refused(dory(R"("num_hidden_layers": 6)"), KVC_E_INVALID_ARGUMENT, {"n_recurrent_layers"});
+  refused(dory(six + R"(, "recurrent_kv_cache_mode": "each")"), KVC_E_UNSUPPORTED,
+          {"recurrent_kv_cache_mode", "last_loop"});
+  refused(dory(six + R"(, "n_recurrent_loops": 65536)"), KVC_E_OUT_OF_RANGE,
+          {"makes 196611 layers", "at most"});
+
+  const auto inkling = [](const std::string& fields) {
+    return R"({"model_type": "inkling2_loop_text", "num_hidden_layers": 4, "hidden_size": 640,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 80, "conv_kernel_size": 4,
+        "sliding_window_size": 512, "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding",
+        "hybrid"], )" +
+           fields + "}";
+  };
+  const std::string middle = R"("loop_layer_index_start": 1, "loop_layer_index_end": 3)";
+  EXPECT_EQ(kinds(inkling(middle)), "WSASWSASASWSASWS") << "three passes";
+  EXPECT_EQ(kinds(inkling(middle + R"(, "loop_num_passes": 1)")), "WSASWSAS");
+  EXPECT_EQ(kinds(inkling(R"("loop_config": {"core_start": 3, "core_end": 4, "num_passes": 2})")),
+            "WSASWSASAS");
+  refused(inkling(R"("loop_layer_index_start": 1, "loop_layer_index_end": 5)"), KVC_E_OUT_OF_RANGE,
+          {"loop_layer_index_end"});
+}
+
 TEST(HfConfigKeys, CheckpointsSayHowTheyStoreKAndV) {
   const auto with = [](const std::string& quantization) {
     return novel(R"("sliding_window": 16, "sliding_window_pattern": 2, "quantization_config": )" +
@@ -481,6 +529,15 @@ TEST(HfConfigKeys, FamiliesWhoseMeaningIsNotInTheirKeys) {
             "[320, 3] bfloat16, [320, 3] bfloat16, [640, 3] bfloat16, [640, 3] bfloat16");
   EXPECT_EQ(inkling.states(3),
             "[160, 3] bfloat16, [160, 3] bfloat16, [640, 3] bfloat16, [640, 3] bfloat16");
+  const std::string listless = R"({"model_type": "inkling2_text", "num_hidden_layers": 7,
+      "hidden_size": 640, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 80,
+      "conv_kernel_size": 4, "swa_num_key_value_heads": 4, "sliding_window_size": 512)";
+  HfModel unlisted(listless + "}");
+  EXPECT_EQ(unlisted.kinds(), "WSWSWSWSWSASWS");
+  EXPECT_EQ(unlisted.heads(10), "8/2 heads of 80/80 bfloat16");
+  EXPECT_EQ(unlisted.heads(12), "8/4 heads of 80/80 bfloat16");
+  EXPECT_EQ(kinds(listless + R"(, "local_layer_ids": [0, 2]})"), "WSASWSASASASAS");
+  refused(listless + R"(, "local_layer_ids": [7]})", KVC_E_OUT_OF_RANGE, {"local_layer_ids"});
   HfModel zaya(R"({"model_type": "zaya", "num_hidden_layers": 1, "num_attention_heads": 8,
       "num_key_value_heads": 2, "head_dim": 128, "hidden_size": 2048, "cca_time0": 2,
       "cca_time1": 2, "layer_types": ["hybrid"]})");

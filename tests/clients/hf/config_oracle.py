@@ -122,7 +122,8 @@ def run(model, text):
         cache, given = own, dict(input_ids=ids)
     if "cross_attention_states" in names:
         given["cross_attention_states"] = torch.zeros(1, TOKENS, text.hidden_size)
-    given["cache_params" if "cache_params" in names and "past_key_values" not in names else "past_key_values"] = cache
+    # Newer transformers say cache where older ones say past_key_values, or cache_params for states alone.
+    given[next((name for name in ("cache", "past_key_values", "cache_params") if name in names), "past_key_values")] = cache
     if "use_cache" in names:
         given["use_cache"] = True
     with torch.inference_mode():
