@@ -64,7 +64,8 @@ class Inputs:
         self.ids, self.mask = families.prompt(len(pads), LENGTH, padding=pads)
         self.encodes = model.config.is_encoder_decoder
         names = inspect.signature(model.forward).parameters
-        self.cache_name = "cache_params" if "cache_params" in names and "past_key_values" not in names else "past_key_values"
+        # Newer transformers say cache where older ones say past_key_values, or cache_params for states alone.
+        self.cache_name = next((name for name in ("cache", "past_key_values", "cache_params") if name in names), "past_key_values")
         if self.encodes:
             ids, mask = families.prompt(len(pads), 9, seed=8)
             with torch.inference_mode():
