@@ -2478,6 +2478,21 @@ KVC_API kvc_status kvc_transport_close(kvc_transport *transport, int64_t timeout
  * Threading: any, once. Device: host only. */
 KVC_API void kvc_transport_destroy(kvc_transport *KVC_NULLABLE transport) KVC_NOEXCEPT;
 
+/* Runs once when a transfer has ended: it has arrived, is done or has failed, as for
+ * kvc_transfer_fence. `status` is that of kvc_transfer_info.
+ *
+ * 1. It runs on the transport's thread, which moves nothing meanwhile, and may still do so when
+ *    kvc_transfer_wait has returned. With KVC_TRANSPORT_MANUAL_PROGRESS it runs in
+ *    kvc_transport_progress, kvc_transport_close or kvc_transfer_wait. Those that have not run by
+ *    then run in kvc_transport_destroy. The library holds no lock meanwhile.
+ * 2. kvc_transfer_destroy runs it where it has not run, with `transfer` = NULL and the status of
+ *    the end: KVC_E_CANCELLED for a transfer that was not over. Where it runs on another thread,
+ *    kvc_transfer_destroy waits for its return. `user` is not used afterwards.
+ * 3. *out of kvc_transfer_recv and kvc_transfer_send is set before. Where they fail it never runs.
+ * 4. It may call the library, as any thread may, and destroy `transfer` or the transport where no
+ *    other call on them is open. It must not throw. */
+typedef void (*kvc_transfer_fn)(void *user, kvc_transfer *transfer, kvc_status status);
+
 /* Flags of kvc_recv_desc. */
 enum kvc_transfer_flag {
   /* The prefix index gets the blocks of the sequence, and shares those that it has. Without it the
@@ -2485,7 +2500,7 @@ enum kvc_transfer_flag {
   KVC_TRANSFER_PUBLISH = 1
 };
 
-/* What is received. Everything is borrowed for the call. */
+/* What is received. Everything but `user` is borrowed for the call. */
 typedef struct kvc_recv_desc {
   size_t struct_size;
   uint64_t flags;        /* KVC_TRANSFER_*. */
@@ -2508,6 +2523,8 @@ typedef struct kvc_recv_desc {
    * more senders than receivers, each sends its part with the same ticket, and the sequence is
    * there when all have arrived. Latents (MLA) and states are whole on each rank. */
   int32_t tp_rank, tp_size, sender_tp_size, reserved2;
+  kvc_transfer_fn KVC_NULLABLE on_done; /* NULL: none. */
+  void *KVC_NULLABLE user;              /* Its first argument. */
 } kvc_recv_desc;
 
 typedef int32_t kvc_send_mode;
@@ -2522,7 +2539,7 @@ enum kvc_send_mode_value KVC_INT32_ENUM {
   KVC_SEND_AS_COMPUTED = 1
 };
 
-/* What is sent. Everything is borrowed for the call. */
+/* What is sent. Everything but `user` is borrowed for the call. */
 typedef struct kvc_send_desc {
   size_t struct_size;
   uint64_t flags;      /* Must be 0. */
@@ -2537,6 +2554,8 @@ typedef struct kvc_send_desc {
   const char *KVC_NULLABLE model_id; /* Name of the model and its weights; at most 255 bytes. */
   const kvc_ext *KVC_NULLABLE ext;   /* NULL */
   int32_t tp_rank, tp_size; /* As in kvc_recv_desc, of the sender. */
+  kvc_transfer_fn KVC_NULLABLE on_done; /* NULL: none. */
+  void *KVC_NULLABLE user;              /* Its first argument. */
 } kvc_send_desc;
 
 typedef int32_t kvc_transfer_state;

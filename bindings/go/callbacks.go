@@ -49,6 +49,15 @@ func kvcacheGoLog(id C.uintptr_t, level C.int32_t, message *C.char) {
 	}
 }
 
+//export kvcacheGoDone
+func kvcacheGoDone(id C.uintptr_t, status C.int32_t) {
+	onDone, ok := callbacks.get(uintptr(id)).(func(Status))
+	callbacks.remove(uintptr(id)) // It runs once.
+	if ok {
+		onDone(Status(status))
+	}
+}
+
 // An Allocator gives the memory of a pool. Alloc returns a block of at least bytes, aligned to alignment,
 // outside of Go's heap, or nil; its content need not be zero. Free may run on any thread, also after the
 // cache is closed (when an Export is closed last). Neither may call the library or panic.

@@ -228,6 +228,10 @@ type ReceiveOptions struct {
 	// ranks (0: as TPSize). One size divides the other. Where there are more senders, each sends its part with the
 	// same ticket, and the sequence is there when all have arrived.
 	TPRank, TPSize, SenderTPSize int
+	// OnDone runs once when all has arrived (StatusOK) or the transfer has failed. It runs on a thread of the
+	// transport, in calls that drive a transport with ManualProgress, and in Close of a transfer that is not over. It
+	// must not panic, nor use its transfer or their transport: it sends on a channel, which has room, or closes one.
+	OnDone func(Status)
 }
 
 // SendOptions say how a sequence is sent. Deadline and Idle: negative: none.
@@ -242,6 +246,7 @@ type SendOptions struct {
 	ModelID    string        // name of the model and its weights; "": none
 	// The tensor-parallel rank whose KV heads this cache has; see ReceiveOptions.
 	TPRank, TPSize int
+	OnDone         func(Status) // runs once when all is sent or the transfer has failed; see ReceiveOptions
 }
 
 // Receive reserves room for a sequence and waits for its sender, who needs the Ticket. Until all of it is here,
@@ -276,8 +281,8 @@ func (c *Cache) Receive(t *Transport, options ReceiveOptions) (*Transfer, error)
 	if options.Publish {
 		desc.flags = C.KVC_TRANSFER_PUBLISH
 	}
-	return c.transfer(t, true, func(out *C.uintptr_t) *C.kvc_error {
-		return C.shim_transfer_recv(c.lib.api, c.h, t.h, &desc, out)
+	return c.transfer(t, true, options.OnDone, func(onDone C.uintptr_t, out *C.uintptr_t) *C.kvc_error {
+		return C.shim_transfer_recv(c.lib.api, c.h, t.h, &desc, onDone, out)
 	})
 }
 
@@ -306,8 +311,8 @@ func (c *Cache) Send(t *Transport, seq int64, ticket []byte, options SendOptions
 		desc.mode = C.KVC_SEND_AS_COMPUTED
 	}
 	data, size := memory(nil, ticket)
-	return c.transfer(t, false, func(out *C.uintptr_t) *C.kvc_error {
-		return C.shim_transfer_send(c.lib.api, c.h, t.h, &desc, data, size, out)
+	return c.transfer(t, false, options.OnDone, func(onDone C.uintptr_t, out *C.uintptr_t) *C.kvc_error {
+		return C.shim_transfer_send(c.lib.api, c.h, t.h, &desc, data, size, onDone, out)
 	})
 }
 
@@ -323,7 +328,8 @@ func indices(names []string, values []int) ([]C.int32_t, error) {
 	return made, nil
 }
 
-func (c *Cache) transfer(t *Transport, receives bool, call func(*C.uintptr_t) *C.kvc_error) (*Transfer, error) {
+func (c *Cache) transfer(t *Transport, receives bool, onDone func(Status),
+	call func(C.uintptr_t, *C.uintptr_t) *C.kvc_error) (*Transfer, error) {
 	if t == nil {
 		return nil, invalid("transport: nil")
 	}
@@ -339,7 +345,12 @@ func (c *Cache) transfer(t *Transport, receives bool, call func(*C.uintptr_t) *C
 	}
 	defer t.mu.RUnlock()
 	x := &Transfer{lib: c.lib, cache: c, transport: t, receives: receives}
-	if err := failure(call(&x.h)); err != nil {
+	var id uintptr
+	if onDone != nil {
+		id = callbacks.add(onDone)
+	}
+	if err := failure(call(C.uintptr_t(id), &x.h)); err != nil {
+		callbacks.remove(id)
 		return nil, err
 	}
 	x.leak = watch(x, "Transfer")
@@ -458,10 +469,11 @@ func (x *Transfer) Cancel() error {
 // seen by the next call that changes the cache.
 func (x *Transfer) Close() error {
 	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.h != 0 {
-		C.shim_transfer_destroy(x.lib.api, x.h)
-		x.h = 0
+	h := x.h
+	x.h = 0
+	x.mu.Unlock()
+	if h != 0 {
+		C.shim_transfer_destroy(x.lib.api, h) // OnDone may run, or is waited for.
 		x.leak.done()
 	}
 	return nil

@@ -483,3 +483,62 @@ func TestBadArgumentsOfTransfersAreNamed(t *testing.T) {
 	_, err = cache.Receive(transport, good)
 	is(t, err, kvcache.ErrClosed)
 }
+
+func TestEachEndIsToldOnce(t *testing.T) {
+	transport := newTransport(t, kvcache.TransportOptions{})
+	layer := kvcache.Layer{NumKVHeads: 1, KDim: 8, KDType: kvcache.F32}
+	config := &kvcache.Config{Layers: []kvcache.Layer{layer, layer}, PageSize: 16, NumPages: 64, NumThreads: 1}
+	from, to := newCache(t, config), newCache(t, config)
+	ok(t, from.AddSeq(4))
+	extend(t, from, 4, 1, 8, upTo(0, 20))
+	told := make(chan string, 8)
+	onDone := func(side string) func(kvcache.Status) {
+		return func(status kvcache.Status) { told <- fmt.Sprint(side, " ", int32(status)) }
+	}
+	next := func(expected ...string) {
+		t.Helper()
+		found := map[string]int{}
+		for range expected {
+			select {
+			case one := <-told:
+				found[one]++
+			case <-anyWhile(t).Done():
+			}
+		}
+		for _, one := range expected {
+			if found[one] != 1 {
+				t.Errorf("told of %v, expected %v", found, expected)
+			}
+		}
+	}
+	sent := kvcache.SendOptions{OnDone: onDone("sender")}
+	arriving := receive(t, to, transport,
+		kvcache.ReceiveOptions{Seq: 4, NumTokens: 20, OnDone: onDone("receiver")})
+	leaving := send(t, from, transport, 4, arriving, sent)
+	next("receiver 0", "sender 0")
+	ok(t, leaving.Wait(anyWhile(t)))
+	ok(t, arriving.Wait(anyWhile(t)))
+
+	cancelled := receive(t, to, transport,
+		kvcache.ReceiveOptions{Seq: 5, NumTokens: 20, OnDone: onDone("receiver")})
+	ok(t, cancelled.Cancel())
+	send(t, from, transport, 4, cancelled, sent)
+	next("receiver 20", "sender 20")
+
+	// One that is closed before its end is told there, and one that does not begin is not.
+	closed := receive(t, to, transport, kvcache.ReceiveOptions{Seq: 6, NumTokens: 20, OnDone: onDone("closed")})
+	ok(t, closed.Close())
+	next("closed 20")
+	_, err := to.Receive(transport, kvcache.ReceiveOptions{Seq: 7, NumTokens: 1 << 40, OnDone: onDone("never")})
+	if !errors.Is(err, kvcache.ErrNeverFits) {
+		t.Error(err)
+	}
+	ok(t, transport.Close(-1))
+	ok(t, arriving.Close())
+	ok(t, leaving.Close())
+	if len(told) != 0 {
+		t.Errorf("also told of %s", <-told)
+	}
+	ok(t, from.Check())
+	ok(t, to.Check())
+}

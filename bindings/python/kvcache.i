@@ -383,6 +383,7 @@ static PyObject *hashes_of(const uint8_t *hashes, size_t count) {
 %rename(is_open) kvcpy_is_open;
 %rename(time_attn) kvcpy_time_attn;
 %rename(transfer_settle) kvcpy_transfer_settle;
+%rename(transfers_end) kvcpy_transfers_end;
 PyObject *kvcpy_cache_close(PyObject *cache);
 PyObject *kvcpy_cache_keep(PyObject *cache, PyObject *owner);
 PyObject *kvcpy_export_keep(PyObject *tensor, PyObject *list);
@@ -393,6 +394,7 @@ PyObject *kvcpy_numpy_enable(PyObject *ndarray);
 PyObject *kvcpy_numpy_probe(PyObject *array);
 PyObject *kvcpy_layout(void);
 PyObject *kvcpy_transfer_settle(PyObject *transfer, PyObject *cache);
+PyObject *kvcpy_transfers_end(void);
 int kvcpy_is_open(PyObject *capsule, const char *kind);
 PyObject *kvcpy_time_attn(PyObject *forward, int layer, PyObject *tensors, int count);
 

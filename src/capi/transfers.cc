@@ -18,6 +18,7 @@ struct kvc_transfer {
   std::vector<std::shared_ptr<kvc::Transfer>> parts;  // Received ones: one for each sender.
   std::shared_ptr<kvc::Transport> transport;
   std::shared_ptr<kvc::TransferLink> cache;
+  std::shared_ptr<kvc::EndCallback> callback;  // Null: none.
 };
 
 namespace {
@@ -111,6 +112,24 @@ kvc_transfer_state state_of(TransferState state) {
 
 TransferReport report_of(const kvc_transfer& transfer) {
   return transfer.transport->report(transfer.parts);
+}
+
+// The function of a desc for a transfer of so many parts; empty: there is none.
+kvc::EndCallbacks callback_of(kvc_transfer_fn fn, void* user, size_t num_parts,
+                              kvc_transfer* transfer) {
+  kvc::EndCallbacks made;
+  if (fn == nullptr) return made;
+  made.push_back(std::make_shared<kvc::EndCallback>(fn, user, transfer, num_parts));
+  transfer->callback = made.front();
+  return made;
+}
+
+// The transfer has begun: its handle is the caller's, whose function may run from here on.
+void hand_out(std::unique_ptr<kvc_transfer> made, kvc::EndCallbacks callback, kvc_transfer** out) {
+  const std::shared_ptr<kvc::Transport> transport = made->transport;
+  const std::vector<std::shared_ptr<kvc::Transfer>>& parts = made->parts;
+  *out = made.release();
+  if (!callback.empty()) transport->call_at_end(std::move(callback), parts);
 }
 
 // Tensor-parallel ranks of a desc; 0: `fallback`.
@@ -241,8 +260,10 @@ kvc_status kvc_transfer_recv(kvc_cache* cache, kvc_transport* transport, const k
     auto made = std::make_unique<kvc_transfer>();
     made->transport = transport->transport;
     made->cache = call->transfers.link();
+    kvc::EndCallbacks callback = callback_of(
+        read.on_done, read.user, static_cast<size_t>(request.ranks.num_parts()), made.get());
     made->parts = call->transfers.receive(made->transport, request);
-    *out = made.release();
+    hand_out(std::move(made), std::move(callback), out);
   });
 }
 
@@ -290,8 +311,10 @@ kvc_status kvc_transfer_send(kvc_cache* cache, kvc_transport* transport, const k
     auto made = std::make_unique<kvc_transfer>();
     made->transport = transport->transport;
     made->cache = call->transfers.link();
+    made->parts.reserve(1);
+    kvc::EndCallbacks callback = callback_of(read.on_done, read.user, 1, made.get());
     made->parts.push_back(call->transfers.send(made->transport, ticket, request));
-    *out = made.release();
+    hand_out(std::move(made), std::move(callback), out);
   });
 }
 
@@ -352,7 +375,7 @@ kvc_status kvc_transfer_fence(const kvc_transfer* transfer, kvc_fence** out,
     require(out, "out");
     auto fence = std::make_unique<kvc_fence>();
     fence->is_open = [transport = transfer->transport, parts = transfer->parts] {
-      const TransferState state = transport->report(parts).state;
+      const TransferState state = transport->state(parts);
       return state < TransferState::kArrived || state == TransferState::kEnding;
     };
     *out = fence.release();
@@ -369,9 +392,12 @@ kvc_status kvc_transfer_cancel(kvc_transfer* transfer, kvc_error* err) noexcept 
 
 void kvc_transfer_destroy(kvc_transfer* transfer) noexcept {
   if (transfer == nullptr) return;
-  if (report_of(*transfer).state != TransferState::kArrived) {
+  kvc::Transport& transport = *transfer->transport;
+  const bool calls = transfer->callback != nullptr && transport.take_over(*transfer->callback);
+  if (transport.state(transfer->parts) != TransferState::kArrived) {
     for (const auto& part : transfer->parts)
-      transfer->transport->cancel(*part, KVC_E_CANCELLED, "its handle was destroyed");
+      transport.cancel(*part, KVC_E_CANCELLED, "its handle was destroyed");
   }
+  if (calls) transport.call_now(*transfer->callback);
   delete transfer;
 }

@@ -123,34 +123,73 @@ bool Transport::is_over(const Transfer& transfer) {
   return transfer.sender_ == nullptr || transfer.sender_->is_over();
 }
 
-TransferReport Transport::report_locked(const Transfer& transfer) const {
-  TransferReport report;
+TransferState Transport::state_of(const Transfer& transfer) {
   if (transfer.receiver_ != nullptr) {
-    const Receiver& receiver = *transfer.receiver_;
-    report.end = receiver.end();
-    report.progress = receiver.progress();
-    switch (receiver.state()) {
-      case Receiver::State::kWaiting: report.state = TransferState::kWaiting; break;
-      case Receiver::State::kReceiving: report.state = TransferState::kRunning; break;
+    switch (transfer.receiver_->state()) {
+      case Receiver::State::kWaiting: return TransferState::kWaiting;
+      case Receiver::State::kReceiving: return TransferState::kRunning;
       case Receiver::State::kArrived:
-        report.state = transfer.is_done_ ? TransferState::kDone : TransferState::kArrived;
-        break;
-      case Receiver::State::kEnding: report.state = TransferState::kEnding; break;
-      case Receiver::State::kFailed: report.state = TransferState::kFailed; break;
+        return transfer.is_done_ ? TransferState::kDone : TransferState::kArrived;
+      case Receiver::State::kEnding: return TransferState::kEnding;
+      case Receiver::State::kFailed: return TransferState::kFailed;
     }
   } else if (transfer.sender_ != nullptr) {
-    const Sender& sender = *transfer.sender_;
-    report.end = sender.end();
-    report.progress = sender.progress();
-    switch (sender.state()) {
-      case Sender::State::kGreeting: report.state = TransferState::kWaiting; break;
+    switch (transfer.sender_->state()) {
+      case Sender::State::kGreeting: return TransferState::kWaiting;
       case Sender::State::kSending:
       case Sender::State::kFinishing:
-      case Sender::State::kClosing: report.state = TransferState::kRunning; break;
-      case Sender::State::kDone: report.state = TransferState::kDone; break;
-      case Sender::State::kEnding: report.state = TransferState::kEnding; break;
-      case Sender::State::kFailed: report.state = TransferState::kFailed; break;
+      case Sender::State::kClosing: return TransferState::kRunning;
+      case Sender::State::kDone: return TransferState::kDone;
+      case Sender::State::kEnding: return TransferState::kEnding;
+      case Sender::State::kFailed: return TransferState::kFailed;
     }
+  }
+  return TransferState::kWaiting;
+}
+
+TransferState Transport::state_of(const std::vector<std::shared_ptr<Transfer>>& parts) {
+  bool has_failed = false, is_over = true;
+  TransferState least = TransferState::kDone, most = TransferState::kWaiting;
+  for (const std::shared_ptr<Transfer>& part : parts) {
+    const TransferState one = state_of(*part);
+    has_failed |= one == TransferState::kEnding || one == TransferState::kFailed;
+    is_over &= one >= TransferState::kArrived && one != TransferState::kEnding;
+    least = std::min(least, one);
+    most = std::max(most, one);
+  }
+  if (has_failed) return is_over ? TransferState::kFailed : TransferState::kEnding;
+  return least == TransferState::kWaiting && most != least ? TransferState::kRunning : least;
+}
+
+bool Transport::has_ended(const std::vector<std::shared_ptr<Transfer>>& parts) {
+  const TransferState state = state_of(parts);
+  return state >= TransferState::kArrived && state != TransferState::kEnding;
+}
+
+// Of the first part that has failed.
+kvc_status Transport::status_of(const std::vector<std::shared_ptr<Transfer>>& parts) {
+  for (const std::shared_ptr<Transfer>& part : parts) {
+    const TransferEnd& end =
+        part->receiver_ != nullptr ? part->receiver_->end() : part->sender_->end();
+    if (end.status != KVC_OK) return end.status;
+  }
+  return KVC_OK;
+}
+
+TransferState Transport::state(const std::vector<std::shared_ptr<Transfer>>& parts) const noexcept {
+  const std::lock_guard lock(mutex_);
+  return state_of(parts);
+}
+
+TransferReport Transport::report_locked(const Transfer& transfer) const {
+  TransferReport report;
+  report.state = state_of(transfer);
+  if (transfer.receiver_ != nullptr) {
+    report.end = transfer.receiver_->end();
+    report.progress = transfer.receiver_->progress();
+  } else if (transfer.sender_ != nullptr) {
+    report.end = transfer.sender_->end();
+    report.progress = transfer.sender_->progress();
   }
   return report;
 }
@@ -167,8 +206,7 @@ TransferReport Transport::report(const std::vector<std::shared_ptr<Transfer>>& p
 
 TransferReport Transport::report_locked(const std::vector<std::shared_ptr<Transfer>>& parts) const {
   TransferReport all;
-  bool has_failed = false, is_over = true;
-  TransferState least = TransferState::kDone, most = TransferState::kWaiting;
+  all.state = state_of(parts);
   for (const std::shared_ptr<Transfer>& part : parts) {
     TransferReport one = report_locked(*part);
     all.progress.chunks_total += one.progress.chunks_total;
@@ -176,27 +214,26 @@ TransferReport Transport::report_locked(const std::vector<std::shared_ptr<Transf
     all.progress.bytes_total += one.progress.bytes_total;
     all.progress.bytes_done += one.progress.bytes_done;
     all.progress.resent += one.progress.resent;
-    if (one.end.status != KVC_OK && !has_failed) all.end = std::move(one.end);
-    has_failed |= one.state == TransferState::kEnding || one.state == TransferState::kFailed;
-    is_over &= one.state >= TransferState::kArrived && one.state != TransferState::kEnding;
-    least = std::min(least, one.state);
-    most = std::max(most, one.state);
-  }
-  if (has_failed) {
-    all.state = is_over ? TransferState::kFailed : TransferState::kEnding;
-  } else {
-    all.state = least == TransferState::kWaiting && most != least ? TransferState::kRunning : least;
+    if (one.end.status != KVC_OK && all.end.status == KVC_OK) all.end = std::move(one.end);
   }
   return all;
 }
 
+bool Transport::drives_itself() const {
+  return !options_.has_thread || thread_id_ == std::this_thread::get_id();
+}
+
 bool Transport::wait(const std::vector<std::shared_ptr<Transfer>>& parts, int64_t timeout) {
-  const auto is_ready = [&] {
-    const TransferState state = report_locked(parts).state;
-    return state >= TransferState::kArrived && state != TransferState::kEnding;
-  };
+  const bool all = wait_for_end(parts, timeout);
+  call_ended();
+  return all;
+}
+
+bool Transport::wait_for_end(const std::vector<std::shared_ptr<Transfer>>& parts, int64_t timeout) {
+  const auto is_ready = [&] { return has_ended(parts); };
   std::unique_lock lock(mutex_);
-  if (options_.has_thread && !is_shut_) {
+  if (is_shut_) return is_ready();
+  if (!drives_itself()) {
     constexpr int64_t kForEver = kNever / 2;  // The clock's time and more would not fit.
     if (timeout < 0 || timeout > kForEver) {
       changed_.wait(lock, is_ready);
@@ -204,7 +241,6 @@ bool Transport::wait(const std::vector<std::shared_ptr<Transfer>>& parts, int64_
     }
     return changed_.wait_for(lock, std::chrono::nanoseconds(timeout), is_ready);
   }
-  if (is_shut_) return is_ready();
   const int64_t until = timeout < 0 ? kNever : later(engine_->now(), timeout);
   while (!is_ready()) {
     if (is_shut_) return false;
@@ -263,7 +299,7 @@ void Transport::quiesce(Transfer& transfer) noexcept {
   if (is_over(transfer) || is_shut_) return;
   engine_->close(peer_of(transfer));
   while (!is_over(transfer)) {
-    if (options_.has_thread && !is_shut_) {
+    if (!drives_itself()) {
       lock.unlock();
       engine_->wake();
       lock.lock();
@@ -272,6 +308,66 @@ void Transport::quiesce(Transfer& transfer) noexcept {
       run_once();
     }
   }
+}
+
+// ---- Functions of the host program
+
+void Transport::call_at_end(EndCallbacks&& callback,
+                            const std::vector<std::shared_ptr<Transfer>>& parts) noexcept {
+  const std::lock_guard lock(mutex_);
+  callback.front()->parts_.assign(parts.begin(), parts.end());
+  callbacks_.splice(callbacks_.end(), std::move(callback));
+  if (engine_ != nullptr) engine_->wake();
+}
+
+bool Transport::take_over(EndCallback& callback) noexcept {
+  std::unique_lock lock(mutex_);
+  if (callback.state_ == EndCallback::State::kWaiting) {
+    std::erase_if(callbacks_, [&](const auto& one) { return one.get() == &callback; });
+    return true;
+  }
+  changed_.wait(lock, [&] {
+    return callback.state_ == EndCallback::State::kTold ||
+           callback.runner_ == std::this_thread::get_id();
+  });
+  return false;
+}
+
+void Transport::call_now(EndCallback& callback) noexcept {
+  std::unique_lock lock(mutex_);
+  call(callback, nullptr, lock);
+}
+
+void Transport::call_ended() noexcept {
+  std::unique_lock lock(mutex_);
+  while (drives_itself()) {
+    const auto found = std::find_if(callbacks_.begin(), callbacks_.end(),
+                                    [](const auto& one) { return has_ended(one->parts_); });
+    if (found == callbacks_.end()) return;
+    const std::shared_ptr<EndCallback> one = *found;
+    callbacks_.erase(found);
+    call(*one, one->handle_, lock);
+  }
+}
+
+void Transport::call(EndCallback& callback, kvc_transfer* handle,
+                     std::unique_lock<std::mutex>& lock) noexcept {
+  kvc_status status = status_of(callback.parts_);
+  // Behind an acknowledgement nothing can be cancelled any more: it is sent.
+  const auto is_acknowledged = [](const auto& part) {
+    return part->sender_ != nullptr && part->sender_->state() == Sender::State::kClosing;
+  };
+  if (status == KVC_OK && !has_ended(callback.parts_) &&
+      !std::all_of(callback.parts_.begin(), callback.parts_.end(), is_acknowledged))
+    status = KVC_E_CANCELLED;
+  callback.state_ = EndCallback::State::kRunning;
+  callback.runner_ = std::this_thread::get_id();
+  lock.unlock();
+  callback.fn_(callback.user_, handle, status);
+  lock.lock();
+  callback.state_ = EndCallback::State::kTold;
+  callback.runner_ = {};
+  changed_.notify_all();
 }
 
 TransportCounters Transport::counters() const {
@@ -552,6 +648,11 @@ int64_t Transport::next_time() const {
 }
 
 void Transport::progress(int64_t timeout) {
+  drive(timeout);
+  call_ended();
+}
+
+void Transport::drive(int64_t timeout) {
   int64_t wait = 0;
   std::shared_ptr<TransferEngine> engine;  // It outlives a shut_down() during the wait.
   {
@@ -571,21 +672,42 @@ void Transport::progress(int64_t timeout) {
 }
 
 void Transport::run_thread() {
+  {
+    const std::lock_guard lock(mutex_);
+    thread_id_ = std::this_thread::get_id();
+  }
   for (;;) {
     int64_t wait = -1;
+    bool has_callbacks = false;
     {
       const std::lock_guard lock(mutex_);
       run_once();
+      has_callbacks = !callbacks_.empty();
       const int64_t next = next_time();
       if (next != kNever) wait = std::max<int64_t>(0, next - engine_->now());
     }
     // A round forgets the wakes before it, that of shut_down() too: stops_ is read after it.
     if (stops_) return;
+    if (has_callbacks) {
+      const std::weak_ptr<Transport> self = weak_from_this();
+      {
+        const std::shared_ptr<Transport> kept = self.lock();
+        call_ended();
+      }
+      // One of them may have destroyed the transport, with all that `this` has.
+      if (self.expired() || stops_) return;
+    }
     engine_->wait(wait);
   }
 }
 
 bool Transport::close(int64_t timeout) {
+  const bool all = end_all(timeout);
+  call_ended();
+  return all;
+}
+
+bool Transport::end_all(int64_t timeout) {
   std::vector<std::shared_ptr<Transfer>> open;
   {
     const std::lock_guard lock(mutex_);
@@ -607,10 +729,20 @@ bool Transport::close(int64_t timeout) {
 void Transport::shut_down() noexcept {
   stops_ = true;
   if (thread_.joinable()) {
-    engine_->wake();
-    thread_.join();
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      thread_.detach();  // It returns from the callback that has called, and ends.
+    } else {
+      engine_->wake();
+      thread_.join();
+    }
   }
+  end_engine();
+  call_ended();
+}
+
+void Transport::end_engine() noexcept {
   const std::lock_guard lock(mutex_);
+  thread_id_ = std::this_thread::get_id();  // This one drives the engine from here on.
   if (is_shut_) return;
   is_closed_ = true;
   std::map<Key, std::shared_ptr<Transfer>> open;

@@ -2,12 +2,13 @@
 //
 // Locks: mutex_ protects the engine and all machines. A transfer's memory (pages, states) belongs
 // to its machine from start() until the machine is over; then the cache takes it back in a call of
-// its own. Nothing here knows what a cache is.
+// its own. Nothing here knows what a cache is. Functions of the host program run without the lock.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,6 +70,28 @@ class Transfer {
   bool is_done_ = false;      // The cache has made it an ordinary sequence.
 };
 
+// A function of the host program that runs once, when all parts of a transfer have ended.
+class EndCallback {
+ public:
+  // For so many parts. Throws std::bad_alloc.
+  EndCallback(kvc_transfer_fn fn, void* user, kvc_transfer* handle, size_t num_parts)
+      : fn_(fn), user_(user), handle_(handle) {
+    parts_.reserve(num_parts);
+  }
+
+ private:
+  friend class Transport;
+  enum class State : uint8_t { kWaiting, kRunning, kTold };
+
+  const kvc_transfer_fn fn_;
+  void* const user_;
+  kvc_transfer* const handle_;
+  std::vector<std::shared_ptr<Transfer>> parts_;
+  State state_ = State::kWaiting;
+  std::thread::id runner_;  // While it runs.
+};
+using EndCallbacks = std::list<std::shared_ptr<EndCallback>>;
+
 struct TransferReport {
   TransferState state = TransferState::kWaiting;
   TransferEnd end;
@@ -117,6 +140,7 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   TransferReport report(const Transfer& transfer) const;
   // Several that are one for the caller: as far as the last of them; failed when one is.
   TransferReport report(const std::vector<std::shared_ptr<Transfer>>& parts) const;
+  TransferState state(const std::vector<std::shared_ptr<Transfer>>& parts) const noexcept;
   // Until it is over or has arrived. Drives the engine itself where there is no thread. False: the
   // time is over.
   bool wait(const std::vector<std::shared_ptr<Transfer>>& parts, int64_t timeout);
@@ -125,6 +149,17 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   void mark_done(Transfer& transfer) noexcept;
   // Returns when nothing of it is on its way any more. Its connection may be broken off for that.
   void quiesce(Transfer& transfer) noexcept;
+
+  // ---- Functions of the host program
+
+  // `callback`, one in a list of its own, runs when `parts` have ended, which they may have by now.
+  void call_at_end(EndCallbacks&& callback,
+                   const std::vector<std::shared_ptr<Transfer>>& parts) noexcept;
+  // For a handle that goes. True: it has not run, and runs in call_now() alone. False: it has run,
+  // or is what calls.
+  bool take_over(EndCallback& callback) noexcept;
+  // Parts that have not ended were cancelled.
+  void call_now(EndCallback& callback) noexcept;
 
   TransportCounters counters() const;
   int64_t num_open() const;
@@ -183,7 +218,23 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   static PeerId peer_of(const Transfer& transfer);
   TransferReport report_locked(const Transfer& transfer) const;
   TransferReport report_locked(const std::vector<std::shared_ptr<Transfer>>& parts) const;
+  static TransferState state_of(const Transfer& transfer);
+  static TransferState state_of(const std::vector<std::shared_ptr<Transfer>>& parts);
+  static kvc_status status_of(const std::vector<std::shared_ptr<Transfer>>& parts);
+  static bool has_ended(const std::vector<std::shared_ptr<Transfer>>& parts);
   static bool is_over(const Transfer& transfer);
+  // The calling thread drives the engine: there is no other thread for it, or it is that one.
+  bool drives_itself() const;
+
+  // These take the lock.
+  bool wait_for_end(const std::vector<std::shared_ptr<Transfer>>& parts, int64_t timeout);
+  bool end_all(int64_t timeout);
+  void end_engine() noexcept;
+  void drive(int64_t timeout);
+  // Runs the callbacks of what has ended, unless another thread drives the engine.
+  void call_ended() noexcept;
+  void call(EndCallback& callback, kvc_transfer* handle,
+            std::unique_lock<std::mutex>& lock) noexcept;
   void run_thread();
   int64_t deadline_of(int64_t lifetime) const;
   void require_open() const;
@@ -203,12 +254,14 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   std::map<PeerId, int32_t> garbage_;  // Headers in a row that are none.
   std::map<uint64_t, Landing> landings_;
   std::map<uint64_t, Sent> sent_;
+  EndCallbacks callbacks_;  // Those that have not run.
   uint64_t last_token_ = 0;
   TransportCounters counters_;
   bool is_closed_ = false;
   bool is_shut_ = false;
   std::atomic<bool> stops_{false};
   std::thread thread_;
+  std::thread::id thread_id_;  // The thread that drives the engine.
 };
 
 }  // namespace kvc

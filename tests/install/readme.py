@@ -207,8 +207,11 @@ int main(void) {
 PAGES = """
 #include <kvcache.h>
 #include <stdio.h>
+#include <unistd.h>
 
 static kvc_error err = {.struct_size = sizeof err};
+
+SNIPPET(pipe_end)
 
 static int failed(void) {
   return err.status != KVC_OK ? puts(err.message), 1 : 0;
@@ -236,6 +239,15 @@ int main(void) {
     if (kvc_seq_reserve(cache, 1, prompt_length, &err)) return failed();
     SNIPPET
     if (status || kvc_seq_length(other_cache, 1, &length, &err) || length != prompt_length) return failed() | 1;
+  }
+  {
+    const int64_t prompt_length = 20;
+    const kvc_transport_desc here = {.struct_size = sizeof here};
+    kvc_transport *transport;
+    if (kvc_transport_open(&here, &transport, &err)) return failed();
+    SNIPPET
+    if (status != KVC_E_CANCELLED || end != KVC_E_CANCELLED) return failed() | 1;
+    kvc_transport_destroy(transport);
   }
   kvc_cache_destroy(cache);
   kvc_cache_destroy(other_cache);

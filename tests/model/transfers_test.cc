@@ -273,6 +273,10 @@ class TransferRun {
       (void)kvc_seq_remove(sender_->get(), seq, nullptr);
     (void)kvc_cache_trim(sender_->get(), nullptr, nullptr);
     if (sender_->used() != 0) throw std::runtime_error("the sender has leaked pages");
+    for (Transport* transport : {from_.get(), to_.get()}) transport->progress(0);
+    for (const Told& one : told_) {
+      if (one.num_times != 1) throw std::runtime_error("the end of a transfer was not told once");
+    }
     count_damage(*to_);
     return operations;
   }
@@ -300,6 +304,26 @@ class TransferRun {
     int64_t computed = 0;  // Tokens that the sender has.
     bool is_lost = false;  // What it had computed is gone.
   };
+
+  // What the host program was told of the end of a transfer.
+  struct Told {
+    Transport* transport;
+    std::vector<std::shared_ptr<Transfer>> parts;
+    int32_t num_times = 0;
+  };
+
+  void tell_end_of(Transport* transport, const std::shared_ptr<Transfer>& transfer) {
+    Told& told = told_.emplace_back(Told{transport, {transfer}});
+    const auto fn = [](void* user, kvc_transfer*, kvc_status status) {
+      Told& one = *static_cast<Told*>(user);
+      const TransferReport report = one.transport->report(one.parts);
+      const bool has_ended =
+          report.state >= TransferState::kArrived && report.state != TransferState::kEnding;
+      one.num_times += has_ended && report.end.status == status ? 1 : 100;
+    };
+    EndCallbacks callback{std::make_shared<EndCallback>(fn, &told, nullptr, 1)};
+    transport->call_at_end(std::move(callback), told.parts);
+  }
 
   size_t below(size_t count) {
     return static_cast<size_t>(random_.range(0, static_cast<int64_t>(count) - 1));
@@ -399,6 +423,7 @@ class TransferRun {
       if (as_computed) (void)kvc_seq_remove(sender_->get(), one.from, nullptr);
       return;
     }
+    tell_end_of(to_.get(), one.receiving);
     const Ticket ticket = decode_ticket(CacheTransfers::ticket_of(*one.receiving, *to_));
     SendRequest send;
     send.seq = one.from;
@@ -406,6 +431,7 @@ class TransferRun {
     send.lifetime = request.lifetime;
     try {
       one.sending = sender_->cache().transfers.send(from_, ticket, send);
+      tell_end_of(from_.get(), one.sending);
     } catch (const Error& error) {
       ++coverage_["send"][error.status()];
     }
@@ -601,6 +627,7 @@ class TransferRun {
   Shape from_shape_, shape_;  // Of the sender, of the receiver.
   int64_t pages_;
   std::unique_ptr<SimulatedCache> sender_, receiver_;
+  std::deque<Told> told_;  // Transports tell of what is open when they go.
   std::shared_ptr<Transport> from_, to_;
   const Transport* frozen_ = nullptr;
   std::vector<Content> contents_;  // [sequence of the sender]

@@ -92,7 +92,7 @@ class Layouts:
 
     def __init__(self, description):
         self.aliases = {one["name"]: one["type"] for one in description["declarations"]
-                        if one["kind"] in ("alias", "enum")}
+                        if one["kind"] in ("alias", "callback", "enum")}
         self.structs = {}
         for one in description["dlpack"] + description["declarations"]:
             if one["kind"] == "struct":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, overload
 
@@ -410,6 +410,7 @@ class Cache(DebugAccess):
         tp_rank: SupportsIndex = 0,
         tp_size: SupportsIndex = 0,
         sender_tp_size: SupportsIndex = 0,
+        on_done: Callable[[int], object] | None = None,
     ) -> Transfer:
         """Reserve room for a sequence that another cache sends: its `ticket` goes to the sender's `send`.
 
@@ -417,11 +418,13 @@ class Cache(DebugAccess):
         `cross_length`: encoder tokens. `publish`: the prefix index learns what arrives. `deadline`: seconds for all of it; None: none. `idle`:
         seconds without a word of the sender; 0: the transport's. `tp_rank` of `tp_size` (0: 1): the tensor-parallel rank whose KV heads this
         cache has; `sender_tp_size` (0: as tp_size): ranks of the senders. One size divides the other. Where there are more senders, each
-        sends its part with the same ticket, and the sequence is there when all have arrived.
+        sends its part with the same ticket, and the sequence is there when all have arrived. `on_done(status)` runs once when all of it has
+        arrived (0) or the transfer has failed, a number of `kvc_status`: on the transport's thread, or where the last reference to a
+        transfer goes that is not over. In asyncio: `on_done=lambda status: loop.call_soon_threadsafe(future.set_result, status)`.
         """
         times = (nanoseconds("deadline", deadline), nanoseconds("idle", idle))
         ranks = (tp_rank, tp_size, sender_tp_size)
-        desc = (1 if publish else 0, seq, begin, num_tokens, cross_length, *times, priority, model_id, *ranks)
+        desc = (1 if publish else 0, seq, begin, num_tokens, cross_length, *times, priority, model_id, *ranks, on_done)
         return Transfer(_capi.kvc_transfer_recv(self._handle, transport._handle, desc), self._handle)
 
     def send(
@@ -437,15 +440,17 @@ class Cache(DebugAccess):
         model_id: str | None = None,
         tp_rank: SupportsIndex = 0,
         tp_size: SupportsIndex = 0,
+        on_done: Callable[[int], object] | None = None,
     ) -> Transfer:
         """Send a sequence to the cache that wrote the ticket. It stays here as it is, and may be used, changed and removed meanwhile.
 
         as_computed: the coming forwards compute tokens of the ticket, and rows leave layer by layer as they are written. The end comes with
         the forward that brings the last token. One that is aborted, or a sequence that is removed, popped or shifted before, ends the transfer.
-        tp_rank, tp_size: the tensor-parallel rank that this cache has the KV heads of; see `receive`.
+        tp_rank, tp_size: the tensor-parallel rank that this cache has the KV heads of; see `receive`. on_done(status): runs once when all is
+        sent, or the transfer has failed; as in `receive`.
         """
         limits = (nanoseconds("deadline", deadline), nanoseconds("idle", idle))
-        desc = (seq, begin, ticket, int(bool(as_computed)), *limits, model_id, tp_rank, tp_size)
+        desc = (seq, begin, ticket, int(bool(as_computed)), *limits, model_id, tp_rank, tp_size, on_done)
         return Transfer(_capi.kvc_transfer_send(self._handle, transport._handle, desc), None)
 
     def __reduce__(self) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 from dataclasses import dataclass
 from typing import Any, NoReturn, SupportsIndex
@@ -12,6 +13,9 @@ from .info import made
 from .names import TRANSFER_STATES, word_of
 
 __all__ = ["Transfer", "TransferInfo", "Transport", "TransportStats"]
+
+
+atexit.register(_capi.transfers_end)
 
 
 def nanoseconds(name: str, seconds: float | None) -> int:

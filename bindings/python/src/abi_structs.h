@@ -219,14 +219,15 @@
   F(kvc_recv_desc, deadline_ns) F(kvc_recv_desc, idle_ns) F(kvc_recv_desc, priority) \
   F(kvc_recv_desc, reserved) F(kvc_recv_desc, model_id) F(kvc_recv_desc, ext) \
   F(kvc_recv_desc, tp_rank) F(kvc_recv_desc, tp_size) F(kvc_recv_desc, sender_tp_size) \
-  F(kvc_recv_desc, reserved2)
+  F(kvc_recv_desc, reserved2) F(kvc_recv_desc, on_done) F(kvc_recv_desc, user)
 
 #define KVCPY_FIELDS_kvc_send_desc(F) \
   F(kvc_send_desc, struct_size) F(kvc_send_desc, flags) F(kvc_send_desc, seq) \
   F(kvc_send_desc, begin) F(kvc_send_desc, ticket) F(kvc_send_desc, ticket_len) \
   F(kvc_send_desc, mode) F(kvc_send_desc, reserved) F(kvc_send_desc, deadline_ns) \
   F(kvc_send_desc, idle_ns) F(kvc_send_desc, model_id) F(kvc_send_desc, ext) \
-  F(kvc_send_desc, tp_rank) F(kvc_send_desc, tp_size)
+  F(kvc_send_desc, tp_rank) F(kvc_send_desc, tp_size) F(kvc_send_desc, on_done) \
+  F(kvc_send_desc, user)
 
 #define KVCPY_FIELDS_kvc_transfer_info(F) \
   F(kvc_transfer_info, struct_size) F(kvc_transfer_info, state) F(kvc_transfer_info, status) \

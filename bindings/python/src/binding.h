@@ -77,6 +77,8 @@ PyObject *kvcpy_transport_capsule(kvc_transport *transport);
 PyObject *kvcpy_transfer_capsule(kvc_transfer *transfer);
 /* Under the lock of the receiving cache: what has arrived becomes a sequence. */
 PyObject *kvcpy_transfer_settle(PyObject *transfer, PyObject *cache);
+/* The interpreter ends: waits for functions of transfers that run, and runs no more of them. */
+PyObject *kvcpy_transfers_end(void);
 void *kvcpy_pointer_of(PyObject *capsule, const char *kind);
 
 /* ---- tensor.c: tensors of other packages, borrowed for one call

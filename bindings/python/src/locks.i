@@ -136,8 +136,22 @@
 %call(KVCPY_EXCLUSIVE, kvc_tier_detach)
 %call(KVCPY_SHARED, kvc_tier_flush)
 %call(KVCPY_SHARED, kvc_tier_stats_get)
-%call(KVCPY_EXCLUSIVE, kvc_transfer_recv)
-%call(KVCPY_EXCLUSIVE, kvc_transfer_send)
+
+/* The transfer has a reference to its function until that has run, which begins with the call. */
+%define %transfer_call(FUNCTION)
+%exception FUNCTION {
+  int left;
+  Py_XINCREF((PyObject *)arg3->user);
+  result = KVC_E_INVALID_STATE;
+  arg1 = kvcpy_enter(&hold1, hold1.handle, KVCPY_EXCLUSIVE);
+  if (arg1) { $action }
+  left = kvcpy_leave(&hold1);
+  if (result) Py_XDECREF((PyObject *)arg3->user);
+  if (left) SWIG_fail;
+}
+%enddef
+%transfer_call(kvc_transfer_recv)
+%transfer_call(kvc_transfer_send)
 
 %exception kvc_forward_begin {
   result = 0;

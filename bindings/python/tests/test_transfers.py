@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import pickle
+import queue
 import select
 import subprocess
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -190,6 +194,105 @@ def test_a_waiting_thread_lets_others_use_the_cache(cache, rng, transport):
         assert not failures and other.length(4) == 6
         other.fork(4, 5)
         other.check()
+
+
+def test_each_end_is_told_once(cache, rng, transport):
+    cache.add(1)
+    step(cache, [1], [6], qkv(rng, 6))
+    told = queue.SimpleQueue()
+
+    def on_done(side):
+        return lambda status: told.put((side, status, threading.current_thread() is threading.main_thread()))
+
+    def both():
+        return sorted(told.get(timeout=60) for _ in range(2))
+
+    with small_cache() as other:
+        receiving = other.receive(transport, 1, 6, on_done=on_done("receiver"))
+        sending = cache.send(transport, 1, receiving.ticket, on_done=on_done("sender"))
+        assert both() == [("receiver", 0, False), ("sender", 0, False)]
+        sending.wait(60)
+        receiving.wait(60)
+        assert other.length(1) == 6
+        receiving = other.receive(transport, 2, 6, on_done=on_done("receiver"))
+        ticket = receiving.ticket
+        receiving.cancel()
+        sending = cache.send(transport, 1, ticket, on_done=on_done("sender"))
+        assert both() == [("receiver", 20, False), ("sender", 20, False)]
+        # One that nobody keeps is told where it goes, and one that does not begin is not.
+        dropped = other.receive(transport, 3, 6, on_done=on_done("dropped"))
+        del dropped
+        assert told.get(timeout=60) == ("dropped", 20, True)
+        with pytest.raises(kvcache.NotFound):
+            cache.send(transport, 9, ticket, on_done=on_done("never"))
+        with pytest.raises(kvcache.NeverFits):
+            other.receive(transport, 3, 10**6, on_done=on_done("never"))
+        with pytest.raises(TypeError, match=r"on_done: expected .*callable as on_done\(status\)"):
+            other.receive(transport, 3, 6, on_done=7)
+        transport.close(60)
+        del receiving, sending
+        assert told.empty()
+        other.check()
+    cache.check()
+
+
+def test_a_loop_of_asyncio_is_told(cache, rng, transport):
+    cache.add(1)
+    step(cache, [1], [6], qkv(rng, 6))
+
+    async def moved(other):
+        loop = asyncio.get_running_loop()
+        arrived = loop.create_future()
+        receiving = other.receive(transport, 1, 6, on_done=lambda status: loop.call_soon_threadsafe(arrived.set_result, status))
+        sending = cache.send(transport, 1, receiving.ticket)
+        assert await asyncio.wait_for(arrived, 60) == 0
+        receiving.wait(0)
+        sending.wait(60)
+
+    with small_cache() as other:
+        asyncio.run(moved(other))
+        assert other.length(1) == 6
+
+
+# References of functions: none is lost, and none is kept. One that raises is reported, and the next one runs.
+def test_functions_are_let_go_when_they_have_run(cache, transport, monkeypatch):
+    raised = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: raised.append(str(error.exc_value)))
+
+    class Function:
+        def __call__(self, status):
+            raise ValueError(status)
+
+    function = Function()
+    alive = weakref.ref(function)
+    before = sys.getrefcount(function)
+    with pytest.raises(kvcache.NeverFits):
+        cache.receive(transport, 3, 10**6, on_done=function)
+    assert sys.getrefcount(function) == before
+    receiving = cache.receive(transport, 3, 2, on_done=function)
+    del function
+    assert alive() is not None
+    del receiving
+    gc.collect()
+    assert alive() is None
+    assert raised == ["20"]
+
+
+EXIT = """
+import kvcache
+
+layer = kvcache.Layer(num_q_heads=2, num_kv_heads=1, k_dim=8, dtype="float32")
+cache = kvcache.Cache(layers=[layer], page_size=4, num_pages=32, num_threads=1)
+transport = kvcache.Transport()
+open_ones = [cache.receive(transport, seq, 4, on_done=print, deadline=0.001 * seq) for seq in range(8)]
+"""
+
+
+def test_the_interpreter_may_end_while_transfers_are_open():
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert set(done.stdout.split()) <= {"18", "20"}
 
 
 def test_what_is_cancelled_dropped_or_too_late_leaves_nothing(cache, rng, transport):

@@ -137,7 +137,7 @@ pub use state::{LinearInputs, LinearOptions};
 pub use tensor::{TensorMut, TensorRef, MAX_DIMS};
 pub use tiers::{RedisOptions, TierOptions, TierStats};
 pub use transfers::{
-    ReceiveOptions, SendOptions, Transfer, TransferInfo, Transport, TransportOptions, TransportStats,
+    OnDone, ReceiveOptions, SendOptions, Transfer, TransferInfo, Transport, TransportOptions, TransportStats,
 };
 
 /// An index as C takes it. One that C cannot hold is beyond every limit of the library, which says so.

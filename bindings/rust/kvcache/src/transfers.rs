@@ -8,8 +8,11 @@ use crate::library::{api, loaded};
 use crate::plan::{array, text};
 use crate::{CacheRef, SeqId};
 use kvcache_sys as sys;
-use std::ffi::{c_char, CStr};
+use std::ffi::{c_char, c_void, CStr};
+use std::fmt;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::{null_mut, NonNull};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How a transport is opened. The default is right for caches of one process.
@@ -41,6 +44,68 @@ pub struct TransportOptions {
 /// Counters of a transport since it was opened; see `kvc_transport_stats`.
 pub type TransportStats = sys::kvc_transport_stats;
 
+/// Runs once when a transfer has ended, with `None`: all is sent, or has arrived; or with the reason.
+///
+/// It runs on the transport's thread, which moves nothing meanwhile; with
+/// [`TransportOptions::manual_progress`] in the calls that drive the transport; and where a [`Transfer`] is
+/// dropped that is not over. It may send to a channel or wake a task, and may use any transfer or transport.
+#[derive(Clone)]
+pub struct OnDone(Arc<dyn Fn(Option<Status>) + Send + Sync>);
+
+impl OnDone {
+    /// From a closure.
+    pub fn new(closure: impl Fn(Option<Status>) + Send + Sync + 'static) -> Self {
+        OnDone(Arc::new(closure))
+    }
+}
+
+impl fmt::Debug for OnDone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnDone")
+    }
+}
+
+/// The closure on its way through C, which owns it from a call that succeeds until it has run.
+struct Listener(*mut OnDone);
+
+impl Listener {
+    fn new(on_done: &Option<OnDone>) -> Listener {
+        Listener(on_done.clone().map_or(null_mut(), |closure| Box::into_raw(Box::new(closure))))
+    }
+
+    fn function(&self) -> sys::kvc_transfer_fn {
+        if self.0.is_null() {
+            None
+        } else {
+            Some(run)
+        }
+    }
+
+    /// The transfer has begun.
+    fn hand_over(mut self) {
+        self.0 = null_mut();
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: ours; a call that fails never runs it.
+            drop(unsafe { Box::from_raw(self.0) });
+        }
+    }
+}
+
+unsafe extern "C" fn run(user: *mut c_void, _: *mut sys::kvc_transfer, status: sys::kvc_status) {
+    // SAFETY: what a Listener gave, which runs once.
+    let closure = unsafe { Box::from_raw(user.cast::<OnDone>()) };
+    // A panic must not reach C; its message has been printed by then, and the library goes on.
+    let _ = catch_unwind(AssertUnwindSafe(move || {
+        (closure.0)((status != sys::KVC_OK).then(|| Status::from_raw(status)));
+        drop(closure);
+    }));
+}
+
 /// What a cache receives: `num_tokens` tokens of a new sequence, or behind the `begin` ones that it has.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -70,6 +135,8 @@ pub struct ReceiveOptions {
     /// Those of the senders; 0: as `tp_size`. One size divides the other. Where there are more senders, each sends
     /// its part with the same ticket, and the sequence is there when all have arrived.
     pub sender_tp_size: i32,
+    /// Runs when all of it has arrived, or the transfer has failed.
+    pub on_done: Option<OnDone>,
 }
 
 impl ReceiveOptions {
@@ -97,6 +164,8 @@ pub struct SendOptions {
     pub tp_rank: i32,
     /// Tensor-parallel ranks of the senders; 0: 1.
     pub tp_size: i32,
+    /// Runs when all is sent, or the transfer has failed.
+    pub on_done: Option<OnDone>,
 }
 
 /// What a transfer does.
@@ -308,6 +377,7 @@ impl CacheRef {
     /// here, calls on the sequence answer [`Status::Busy`]; where the transfer fails, the cache is as before.
     pub fn receive(&mut self, transport: &Transport, options: &ReceiveOptions) -> Result<Transfer> {
         let model_id = model_text(options.model_id.as_deref())?;
+        let listener = Listener::new(&options.on_done);
         let desc = sys::kvc_recv_desc {
             flags: if options.publish { sys::KVC_TRANSFER_PUBLISH } else { 0 },
             seq: options.seq,
@@ -321,10 +391,12 @@ impl CacheRef {
             tp_rank: options.tp_rank,
             tp_size: options.tp_size,
             sender_tp_size: options.sender_tp_size,
+            on_done: listener.function(),
+            user: listener.0.cast(),
             ..Default::default()
         };
-        // SAFETY: exclusive; texts that live as long as the call, one output.
-        self.transfer(|cache, out, error| unsafe {
+        // SAFETY: exclusive; texts that live as long as the call, one output; the closure is C's.
+        self.transfer(listener, |cache, out, error| unsafe {
             (loaded().transfer_recv)(cache, transport.raw.as_ptr(), &desc, out, error)
         })
     }
@@ -340,6 +412,7 @@ impl CacheRef {
         options: &SendOptions,
     ) -> Result<Transfer> {
         let model_id = model_text(options.model_id.as_deref())?;
+        let listener = Listener::new(&options.on_done);
         let desc = sys::kvc_send_desc {
             seq,
             begin,
@@ -351,16 +424,19 @@ impl CacheRef {
             model_id: optional(&model_id),
             tp_rank: options.tp_rank,
             tp_size: options.tp_size,
+            on_done: listener.function(),
+            user: listener.0.cast(),
             ..Default::default()
         };
-        // SAFETY: exclusive; bytes and texts that live as long as the call, one output.
-        self.transfer(|cache, out, error| unsafe {
+        // SAFETY: exclusive; bytes and texts that live as long as the call, one output; the closure is C's.
+        self.transfer(listener, |cache, out, error| unsafe {
             (loaded().transfer_send)(cache, transport.raw.as_ptr(), &desc, out, error)
         })
     }
 
     fn transfer(
         &mut self,
+        listener: Listener,
         call: impl FnOnce(
             *mut sys::kvc_cache,
             *mut *mut sys::kvc_transfer,
@@ -369,6 +445,7 @@ impl CacheRef {
     ) -> Result<Transfer> {
         let (cache, mut raw) = (self.as_mut_ptr(), null_mut());
         check(|error| call(cache, &mut raw, error))?;
+        listener.hand_over();
         Ok(Transfer { raw: NonNull::new(raw).expect("a transfer on success"), cache })
     }
 

@@ -4,9 +4,10 @@ mod common;
 
 use common::{config, step};
 use kvcache::{
-    Batch, Cache, Config, DType, Layer, ReceiveOptions, Result, SendOptions, Status, TensorRef, Transfer,
-    TransferState, Transport, TransportOptions,
+    Batch, Cache, Config, DType, Layer, OnDone, ReceiveOptions, Result, SendOptions, Status, TensorRef,
+    Transfer, TransferState, Transport, TransportOptions,
 };
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
@@ -409,4 +410,71 @@ fn bad_arguments_are_named() {
         assert!(error.message().contains("llama") && error.message().contains("gemma"), "{error}");
     }
     assert_eq!(other.sequences().unwrap(), [1]);
+}
+
+#[test]
+fn each_end_is_told_once() {
+    let layer = Layer::attention(1, 1, 8).dtype(DType::F32);
+    let (mut from, mut to, transport) = (of(&layer, 16), of(&layer, 16), transport());
+    from.add(4).unwrap();
+    grow(&mut from, 4, 20, 1, 8, &[]);
+    let (told, news) = channel();
+    let on_done = |side: &'static str| {
+        let told = told.clone();
+        Some(OnDone::new(move |status| told.send((side, status)).unwrap()))
+    };
+    let mut receive = ReceiveOptions::new(4, 20);
+    receive.on_done = on_done("receiver");
+    let mut send = SendOptions::default();
+    send.on_done = on_done("sender");
+    let next = || news.recv_timeout(LONG.unwrap()).unwrap();
+    let both = || {
+        let mut all = [next(), next()];
+        all.sort_by_key(|one| one.0);
+        all
+    };
+
+    let arriving = to.receive(&transport, &receive).unwrap();
+    let leaving = from.send(&transport, 4, 0, &arriving.ticket().unwrap(), &send).unwrap();
+    assert_eq!(both(), [("receiver", None), ("sender", None)]);
+    from.wait_transfer(&leaving, LONG).unwrap();
+    to.wait_transfer(&arriving, LONG).unwrap();
+
+    receive.seq = 5;
+    let arriving = to.receive(&transport, &receive).unwrap();
+    let ticket = arriving.ticket().unwrap();
+    arriving.cancel().unwrap();
+    let leaving = from.send(&transport, 4, 0, &ticket, &send).unwrap();
+    let cancelled = Some(Status::Cancelled);
+    assert_eq!(both(), [("receiver", cancelled), ("sender", cancelled)]);
+    drop((arriving, leaving));
+
+    // One that is dropped before its end is told there, and one that does not begin is not.
+    receive.seq = 6;
+    drop(to.receive(&transport, &receive).unwrap());
+    assert_eq!(news.try_recv().unwrap(), ("receiver", cancelled));
+    receive.num_tokens = 1 << 40;
+    assert_eq!(to.receive(&transport, &receive).unwrap_err().status(), Status::NeverFits);
+    assert_eq!(from.send(&transport, 9, 0, &ticket, &send).unwrap_err().status(), Status::NotFound);
+
+    // A closure may own the last of its transport, and one that panics does no harm.
+    let own = Transport::open(&TransportOptions::default()).unwrap();
+    let mut last = ReceiveOptions::new(7, 20);
+    last.deadline = Duration::from_millis(20);
+    let slot = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let (owned, told) = (slot.clone(), told.clone());
+    last.on_done = Some(OnDone::new(move |status| {
+        drop(owned.lock().unwrap().take());
+        told.send(("alone", status)).unwrap();
+        panic!("the test's own");
+    }));
+    let arriving = to.receive(&own, &last).unwrap();
+    *slot.lock().unwrap() = Some(own);
+    assert_eq!(next(), ("alone", Some(Status::Timeout)));
+    assert_eq!(to.wait_transfer(&arriving, LONG).unwrap_err().status(), Status::Timeout);
+    drop(receive);
+    drop(send);
+    assert!(news.try_recv().is_err());
+    from.check().unwrap();
+    to.check().unwrap();
 }

@@ -130,15 +130,15 @@ layouts! {
         messages_sent @ 32, messages_received @ 40, bytes_sent @ 48, bytes_received @ 56,
         messages_refused @ 64, messages_damaged @ 72, payloads_damaged @ 80,
     }
-    kvc_recv_desc = 104 {
+    kvc_recv_desc = 120 {
         struct_size @ 0, flags @ 8, seq @ 16, begin @ 24, num_tokens @ 32, cross_length @ 40,
         deadline_ns @ 48, idle_ns @ 56, priority @ 64, reserved @ 68, model_id @ 72, ext @ 80,
-        tp_rank @ 88, tp_size @ 92, sender_tp_size @ 96, reserved2 @ 100,
+        tp_rank @ 88, tp_size @ 92, sender_tp_size @ 96, reserved2 @ 100, on_done @ 104, user @ 112,
     }
-    kvc_send_desc = 96 {
+    kvc_send_desc = 112 {
         struct_size @ 0, flags @ 8, seq @ 16, begin @ 24, ticket @ 32, ticket_len @ 40, mode @ 48,
         reserved @ 52, deadline_ns @ 56, idle_ns @ 64, model_id @ 72, ext @ 80, tp_rank @ 88,
-        tp_size @ 92,
+        tp_size @ 92, on_done @ 96, user @ 104,
     }
     kvc_transfer_info = 576 {
         struct_size @ 0, state @ 8, status @ 12, is_receiving @ 16, reserved @ 20,

@@ -1378,11 +1378,26 @@ pub struct kvc_transport_stats {
     pub payloads_damaged: u64,
 }
 
+/// Runs once when a transfer has ended: it has arrived, is done or has failed, as for
+/// kvc_transfer_fence. `status` is that of kvc_transfer_info. 1. It runs on the transport's thread,
+/// which moves nothing meanwhile, and may still do so when kvc_transfer_wait has returned. With
+/// KVC_TRANSPORT_MANUAL_PROGRESS it runs in kvc_transport_progress, kvc_transport_close or
+/// kvc_transfer_wait. Those that have not run by then run in kvc_transport_destroy. The library
+/// holds no lock meanwhile. 2. kvc_transfer_destroy runs it where it has not run, with `transfer` =
+/// NULL and the status of the end: KVC_E_CANCELLED for a transfer that was not over. Where it runs
+/// on another thread, kvc_transfer_destroy waits for its return. `user` is not used afterwards. 3.
+/// \*out of kvc_transfer_recv and kvc_transfer_send is set before. Where they fail it never runs.
+/// \4. It may call the library, as any thread may, and destroy `transfer` or the transport where no
+/// other call on them is open. It must not throw.
+pub type kvc_transfer_fn = Option<
+    unsafe extern "C" fn(user: *mut c_void, transfer: *mut kvc_transfer, status: kvc_status),
+>;
+
 /// The prefix index gets the blocks of the sequence, and shares those that it has. Without it the
 /// tokens that arrive count as unknown.
 pub const KVC_TRANSFER_PUBLISH: u64 = 1;
 
-/// What is received. Everything is borrowed for the call.
+/// What is received. Everything but `user` is borrowed for the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_recv_desc {
@@ -1431,6 +1446,10 @@ pub struct kvc_recv_desc {
     /// are more senders than receivers, each sends its part with the same ticket, and the sequence
     /// is there when all have arrived. Latents (MLA) and states are whole on each rank.
     pub reserved2: i32,
+    /// NULL: none.
+    pub on_done: kvc_transfer_fn,
+    /// Its first argument.
+    pub user: *mut c_void,
 }
 
 kinds! {
@@ -1447,7 +1466,7 @@ kinds! {
     }
 }
 
-/// What is sent. Everything is borrowed for the call.
+/// What is sent. Everything but `user` is borrowed for the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_send_desc {
@@ -1475,6 +1494,10 @@ pub struct kvc_send_desc {
     pub tp_rank: i32,
     /// As in kvc_recv_desc, of the sender.
     pub tp_size: i32,
+    /// NULL: none.
+    pub on_done: kvc_transfer_fn,
+    /// Its first argument.
+    pub user: *mut c_void,
 }
 
 kinds! {
