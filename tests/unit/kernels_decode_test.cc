@@ -1,4 +1,6 @@
 // Decode attention and the merge of splits: every instruction set against the double reference.
+#include <set>
+
 #include "kernels_support.h"
 
 namespace kvc::kernels::test {
@@ -219,9 +221,11 @@ TEST_P(Decode, OneKeyReturnsItsValueExactly) {
 
 // One element of a query that is not finite is in all scores of its row, and in no other row.
 TEST_P(Decode, AQueryThatIsNotFiniteIsNaNAlone) {
-  for (uint64_t seed = 8000; seed < 8006; ++seed) {
-    AttnProblem problem(seed, {.rules = false, .rows = 2, .min_keys = 1});
+  std::set<DType> types;  // Both K and V are of them.
+  for (uint64_t seed = 8000; seed < 8060; ++seed) {
+    AttnProblem problem(seed, {.rules = false, .max_keys = 60, .rows = 2, .min_keys = 1});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
+    if (problem.params.k.dtype == problem.params.v.dtype) types.insert(problem.params.k.dtype);
     const int64_t token = problem.sequences[0].row_begin, head = problem.params.num_q_heads - 1;
     reference::write_element(problem.q.row(token, head), problem.params.q.dtype,
                              problem.params.k_dim - 1, NAN);
@@ -231,6 +235,7 @@ TEST_P(Decode, AQueryThatIsNotFiniteIsNaNAlone) {
         ASSERT_EQ(std::isnan(actual.out.at(t, h, 0)), t == token && h == head) << t << " " << h;
     }
   }
+  EXPECT_EQ(types.size(), 6u);
 }
 
 TEST_P(Decode, LargeScoresNeitherOverflowNorLoseTheWinner) {
