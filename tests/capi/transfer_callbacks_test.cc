@@ -91,9 +91,11 @@ struct Pair {
       return kvc_transfer_recv(second.get(), transport.get(), &desc, receiving.out(), err);
     });
   }
-  void send(const TestTransport& transport, const Bytes& ticket, int64_t idle_ns = 0) {
+  void send(const TestTransport& transport, const Bytes& ticket, int64_t idle_ns = 0,
+            kvc_send_mode mode = KVC_SEND_NOW) {
     kvc_send_desc desc = send_desc(1, ticket);
     desc.idle_ns = idle_ns;
+    desc.mode = mode;
     sender.listen(&desc);
     expect_ok([&](kvc_error* err) {
       return kvc_transfer_send(first.get(), transport.get(), &desc, sending.out(), err);
@@ -103,6 +105,13 @@ struct Pair {
     receive(to);
     ASSERT_NE(receiving.get(), nullptr);
     send(from, receiving.ticket());
+  }
+  // The last 10 tokens are still to be computed.
+  void begin_as_computed(const TestTransport& from, const TestTransport& to) {
+    receive(to);
+    ASSERT_NE(receiving.get(), nullptr);
+    ASSERT_EQ(kvc_seq_pop(first.get(), 1, 10, nullptr), KVC_OK);
+    send(from, receiving.ticket(), 0, KVC_SEND_AS_COMPUTED);
   }
   void expect_once() const {
     EXPECT_EQ(receiver.count(), 1);
@@ -238,15 +247,7 @@ TEST(TransferCallbacks, APeerThatIsGoneIsTold) {
   const TestTransport from;
   TestTransport to;
   Pair pair;
-  pair.receive(to);
-  const Bytes ticket = pair.receiving.ticket();
-  kvc_send_desc desc = send_desc(1, ticket);
-  desc.mode = KVC_SEND_AS_COMPUTED;
-  ASSERT_EQ(kvc_seq_pop(pair.first.get(), 1, 10, nullptr), KVC_OK);
-  pair.sender.listen(&desc);
-  expect_ok([&](kvc_error* err) {
-    return kvc_transfer_send(pair.first.get(), from.get(), &desc, pair.sending.out(), err);
-  });
+  pair.begin_as_computed(from, to);
   to.destroy();
   const kvc_status status = pair.sender.status();
   EXPECT_TRUE(status == KVC_E_PEER || status == KVC_E_CANCELLED) << kvc_status_name(status);
@@ -260,15 +261,7 @@ TEST(TransferCallbacks, APeerThatIsGoneIsTold) {
 TEST(TransferCallbacks, AnAbortedForwardIsTold) {
   const TestTransport from, to;
   Pair pair;
-  pair.receive(to);
-  const Bytes ticket = pair.receiving.ticket();
-  kvc_send_desc desc = send_desc(1, ticket);
-  desc.mode = KVC_SEND_AS_COMPUTED;
-  ASSERT_EQ(kvc_seq_pop(pair.first.get(), 1, 10, nullptr), KVC_OK);
-  pair.sender.listen(&desc);
-  expect_ok([&](kvc_error* err) {
-    return kvc_transfer_send(pair.first.get(), from.get(), &desc, pair.sending.out(), err);
-  });
+  pair.begin_as_computed(from, to);
   ASSERT_EQ(pair.first.begin_with({{1}, {10}}, nullptr), KVC_OK);
   expect_ok([&](kvc_error* err) { return kvc_forward_abort(pair.first.forward, err); });
   EXPECT_EQ(pair.sender.status(), KVC_E_CANCELLED);
