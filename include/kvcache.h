@@ -894,7 +894,7 @@ typedef struct kvc_plan_info {
   int64_t state_slot_pages;  /* Pages that a state slot takes out of use; 0: states have memory of
                                 their own. */
   int32_t prefix_block;      /* Tokens of a block of the prefix index: least common multiple of the
-                                groups' page_size. */
+                                groups' page_size, times cp_size; at most INT32_MAX is told. */
   int32_t forwards_in_flight;
   int64_t num_host_pages;    /* host_byte_budget / page_bytes. */
   int64_t request_pages;     /* kvc_plan_request_pages(max_seq_len). */

@@ -729,7 +729,8 @@ pub struct kvc_plan_info {
     pub num_state_slots: i64,
     /// Pages that a state slot takes out of use; 0: states have memory of their own.
     pub state_slot_pages: i64,
-    /// Tokens of a block of the prefix index: least common multiple of the groups' page_size.
+    /// Tokens of a block of the prefix index: least common multiple of the groups' page_size, times
+    /// cp_size; at most INT32_MAX is told.
     pub prefix_block: i32,
     pub forwards_in_flight: i32,
     /// host_byte_budget / page_bytes.
