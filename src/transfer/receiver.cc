@@ -83,12 +83,16 @@ bool Receiver::on_message(PeerId from, const Message& message, int64_t now,
     return false;
   }
   last_heard_ = now;
+  // Whoever knows this epoch has the ticket. Its greeting may be on its way still.
+  const bool is_cancelled = message.kind == MessageKind::kCancel && message.to_epoch == epoch_;
   switch (state_) {
     case State::kWaiting:
-      if (message.kind != MessageKind::kHello) return false;
+      if (message.kind != MessageKind::kHello && !is_cancelled) return false;
       peer_ = from;
       peer_epoch_ = message.from_epoch;
-      return accept_body(message, kMostHelloBytes, into);
+      if (!is_cancelled) return accept_body(message, kMostHelloBytes, into);
+      end_by_sender(message, now);
+      return false;
     case State::kReceiving:
       peer_ = from;
       if (message.kind == MessageKind::kHello) say(MessageKind::kAccept);
@@ -97,9 +101,7 @@ bool Receiver::on_message(PeerId from, const Message& message, int64_t now,
         has_fin_ = false;
         return accept_body(message, target_->most_fin_bytes(), into);
       }
-      if (message.kind == MessageKind::kCancel)
-        end(message.status == KVC_OK ? KVC_E_CANCELLED : message.status,
-            "the sender has ended the transfer", message.text, false, now);
+      if (is_cancelled) end_by_sender(message, now);
       return false;
     case State::kArrived:
       if (message.kind != MessageKind::kBeat && message.kind != MessageKind::kCancelled)
@@ -194,6 +196,11 @@ void Receiver::on_fin(int64_t now) {
 
 void Receiver::fail_with_error(kvc_status status, const std::string& text, int64_t now) {
   end(status, text, {}, true, now);
+}
+
+void Receiver::end_by_sender(const Message& cancel, int64_t now) {
+  end(cancel.status == KVC_OK ? KVC_E_CANCELLED : cancel.status,
+      "the sender has ended the transfer", cancel.text, false, now);
 }
 
 void Receiver::end(kvc_status status, std::string text, std::string peer_text, bool tells,

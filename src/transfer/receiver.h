@@ -74,6 +74,7 @@ class Receiver {
   void say(MessageKind kind, kvc_status status = KVC_OK, std::string text = {},
            std::vector<uint32_t> chunks = {});
   void fail_with_error(kvc_status status, const std::string& text, int64_t now);
+  void end_by_sender(const Message& cancel, int64_t now);
   void end(kvc_status status, std::string text, std::string peer_text, bool tells, int64_t now);
   void settle();
 

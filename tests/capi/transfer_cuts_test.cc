@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/capi/transfers.h"
+#include "tests/support/waiting.h"
 
 namespace kvc::test {
 namespace {
@@ -106,12 +107,14 @@ TEST(TransfersAsComputed, RowsLeaveWhileTheForwardIsOpen) {
   Cache first(net.config), second(net.config);
   ASSERT_EQ(kvc_seq_add(first.get(), 1, nullptr), KVC_OK);
   Following both(first, second, 30, transport_desc(KVC_TRANSPORT_MANUAL_PROGRESS));
-  const auto progress = [&] {
-    for (int i = 0; i < 20; ++i)
+  // Drives both sides until it is so.
+  const auto becomes = [&](const std::function<bool()>& is_so) {
+    return comes_true([&] {
       EXPECT_EQ(kvc_transport_progress(both.transport.get(), 0, nullptr), KVC_OK);
+      return is_so();
+    });
   };
-  progress();
-  EXPECT_EQ(both.sending.info().state, KVC_TRANSFER_RUNNING);
+  EXPECT_TRUE(becomes([&] { return both.sending.info().state == KVC_TRANSFER_RUNNING; }));
   EXPECT_EQ(both.sending.info().chunks_done, 0u);
   kvc_error error{};
   ASSERT_EQ(first.begin_with({{1}, {30}}, &error), KVC_OK) << error.message;
@@ -119,19 +122,19 @@ TEST(TransfersAsComputed, RowsLeaveWhileTheForwardIsOpen) {
   for (int32_t layer = 0; layer < 2; ++layer) {
     Random random(static_cast<uint64_t>(layer));
     rows.fill_random(random);
+    const uint64_t before = both.receiving.info().bytes_done;
     expect_ok([&](kvc_error* err) {
       return kvc_kv_append(first.forward, layer, rows.dl(), rows.dl(), err);
     });
-    const uint64_t before = both.receiving.info().bytes_done;
-    progress();
-    EXPECT_GT(both.receiving.info().bytes_done, before) << "layer " << layer;
-    EXPECT_EQ(both.receiving.info().state, KVC_TRANSFER_RUNNING);
+    EXPECT_TRUE(becomes([&] { return both.receiving.info().bytes_done > before; }))
+        << "layer " << layer;
   }
-  const uint64_t before_end = both.receiving.info().bytes_done;
+  EXPECT_TRUE(becomes([&] {
+    const kvc_transfer_info info = both.receiving.info();
+    return info.bytes_total - info.bytes_done < info.bytes_total / 3;
+  })) << "the last, partial pages alone wait for the end of the forward";
+  EXPECT_EQ(both.receiving.info().state, KVC_TRANSFER_RUNNING);
   expect_ok([&](kvc_error* err) { return kvc_forward_end(first.forward, err); });
-  progress();
-  EXPECT_LT(both.receiving.info().bytes_total - before_end, both.receiving.info().bytes_total / 3)
-      << "the last, partial pages alone";
   EXPECT_EQ(both.sending.info().chunks_resent, 0u);
   both.expect_done();
   EXPECT_EQ(file_difference(first, second, 1), "");

@@ -12,12 +12,14 @@ std::atomic<bool> armed{false};
 std::atomic<int64_t> countdown{0};
 std::atomic<int64_t> counted{0};
 std::atomic<bool> happened{false};
+std::atomic<std::size_t> largest{0};
 
 }  // namespace
 
 void arm_allocation_failure(int64_t n) {
   happened = false;
   counted = 0;
+  largest = 0;
   countdown = n;
   armed = true;
 }
@@ -37,7 +39,10 @@ bool should_fail() {
 
 int64_t counted_allocations() { return counted; }
 
+std::size_t largest_allocation() { return largest; }
+
 static void* allocate(std::size_t bytes, std::size_t alignment) {
+  if (armed.load(std::memory_order_relaxed) && bytes > largest) largest = bytes;
   if (should_fail()) throw std::bad_alloc();
   const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
   void* memory = alignment <= alignof(std::max_align_t)

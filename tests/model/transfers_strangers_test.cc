@@ -1,0 +1,205 @@
+// What strangers say to a transfer: it is refused, and costs no memory to speak of.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/base/error.h"
+#include "src/files/chunks.h"
+#include "src/transfer/message.h"
+#include "src/transfer/receiver.h"
+#include "tests/model/allocation_failures.h"
+
+namespace kvc::test {
+namespace {
+
+using Frame = std::vector<std::byte>;
+
+constexpr size_t kDigest = sizeof(uint64_t), kMagic = 8;
+// Far less than any count that lies, far more than a sentence.
+constexpr size_t kMostAllocated = 64 << 10;
+
+Ticket ticket_of() {
+  Ticket ticket;
+  ticket.id = random_transfer_id();
+  ticket.epoch = 99;
+  ticket.engine = "ucx";
+  ticket.address = "10.0.0.5:7000";
+  ticket.fingerprint = "kvcache-layout-1:0123";
+  ticket.shape = {5, 100, 7, {{0, 0}, {4, 32}}, {16, 48}};
+  return ticket;
+}
+
+Message message_of(MessageKind kind) {
+  Message message;
+  message.kind = kind;
+  message.id = random_transfer_id();
+  message.from_epoch = 11;
+  message.to_epoch = 77;
+  message.is_for_receiver = true;
+  if (kind == MessageKind::kCancel) message.text = "no more";
+  if (kind == MessageKind::kNack) message.chunks = {1, 5, 70'000};
+  return message;
+}
+
+// Eight bytes at each place in turn become a huge number; where `is_framed`, the digest is made
+// right again, so that what lies is read. Refused or not: little memory is asked for.
+template <typename Read>
+void expect_cheap(const Read& read, const Frame& good, bool is_framed) {
+  const size_t begin = is_framed ? kMagic : 0, end = good.size() - (is_framed ? kDigest : 0);
+  int64_t num_refused = 0;
+  for (const uint64_t lie :
+       {uint64_t{1} << 21, uint64_t{1} << 33, uint64_t{1} << 62,
+        uint64_t{std::numeric_limits<int64_t>::max()}, std::numeric_limits<uint64_t>::max()}) {
+    for (size_t at = begin; at + sizeof lie <= end; ++at) {
+      Frame bytes = good;
+      std::memcpy(bytes.data() + at, &lie, sizeof lie);
+      if (is_framed) {
+        const uint64_t digest = kvc::digest_of(bytes.data(), end);
+        std::memcpy(bytes.data() + end, &digest, sizeof digest);
+      }
+      arm_allocation_failure(0);
+      bool is_refused = false;
+      try {
+        (void)read(bytes);
+      } catch (const Error&) {
+        is_refused = true;
+      }
+      (void)disarm_allocation_failure();
+      num_refused += is_refused;
+      ASSERT_LE(largest_allocation(), kMostAllocated) << lie << " at byte " << at;
+    }
+  }
+  EXPECT_GT(num_refused, 0);
+}
+
+TEST(TransferStrangers, CountsThatLieCostNoMemory) {
+  expect_cheap([](const Frame& bytes) { return decode_ticket(bytes); }, encode(ticket_of()), true);
+  for (int kind = 1; kind <= static_cast<int>(MessageKind::kCancelled); ++kind) {
+    SCOPED_TRACE(message_name(static_cast<MessageKind>(kind)));
+    Message message = message_of(static_cast<MessageKind>(kind));
+    message.payload_bytes = 1000;
+    expect_cheap([](const Frame& bytes) { return decode_message(bytes); }, encode(message), true);
+  }
+  Hello hello;
+  hello.shape = ticket_of().shape;
+  hello.layout = "two layers";
+  expect_cheap([](const Frame& bytes) { return decode_hello(bytes); }, encode(hello), false);
+  Fin fin;
+  fin.digests = {1, 2, 3};
+  fin.description = Frame(40);
+  expect_cheap([](const Frame& bytes) { return decode_fin(bytes); }, encode(fin), false);
+}
+
+// Three chunks of 16 bytes.
+class Rows final : public ReceiveTarget {
+ public:
+  void begin(const Hello&) override { ++num_begun; }
+  uint32_t num_chunks() const override { return 3; }
+  uint64_t chunk_bytes(uint32_t) const override { return kBytes; }
+  std::vector<IoRange> chunk_ranges(uint32_t chunk) override {
+    return {{rows_.data() + chunk * kBytes, kBytes}};
+  }
+  void finish(std::span<const std::byte>) override { ++num_finished; }
+  uint64_t most_fin_bytes() const override { return 1000; }
+
+  int num_begun = 0, num_finished = 0;
+
+ private:
+  static constexpr uint64_t kBytes = 16;
+  Frame rows_ = Frame(3 * kBytes);
+};
+
+class TransferReceiver : public testing::Test {
+ protected:
+  static constexpr uint64_t kEpoch = 77, kSender = 11, kOther = 12;
+  static constexpr PeerId kPeer = 4, kOtherPeer = 5;
+
+  // True: its payload is wanted.
+  bool say(MessageKind kind, uint64_t payload_bytes = 0, uint64_t from = kSender,
+           uint64_t to = kEpoch) {
+    Message message = message_of(kind);
+    message.from_epoch = from;
+    message.to_epoch = to;
+    message.payload_bytes = payload_bytes;
+    into_.clear();
+    last_ = message;
+    return receiver_.on_message(from == kSender ? kPeer : kOtherPeer, message, 1, &into_);
+  }
+  // The sender's greeting arrives.
+  void greet() {
+    Hello hello;
+    const Frame body = encode(hello);
+    ASSERT_TRUE(say(MessageKind::kHello, body.size()));
+    std::memcpy(into_.at(0).data, body.data(), body.size());
+    receiver_.on_landed(last_, true, 2);
+  }
+  // What it has answered since the last time.
+  std::vector<MessageKind> answers() {
+    std::vector<MessageKind> kinds;
+    for (const Outgoing& one : receiver_.take_outgoing()) kinds.push_back(one.message.kind);
+    return kinds;
+  }
+
+  Rows rows_;
+  Receiver receiver_{&rows_, random_transfer_id(), kEpoch, {}, 0, kNever};
+  std::vector<IoRange> into_;
+  Message last_;
+};
+
+using Kinds = std::vector<MessageKind>;
+
+TEST_F(TransferReceiver, PayloadsOfAnySizeCostNoMemory) {
+  for (const bool has_greeted : {false, true}) {
+    if (has_greeted) greet();
+    for (const MessageKind kind : {MessageKind::kHello, MessageKind::kData, MessageKind::kFin}) {
+      for (const uint64_t bytes : {kMostHelloBytes + 1, uint64_t{1} << 40, uint64_t{1} << 63}) {
+        arm_allocation_failure(0);
+        EXPECT_FALSE(say(kind, bytes)) << message_name(kind) << " of " << bytes;
+        (void)disarm_allocation_failure();
+        EXPECT_LE(largest_allocation(), kMostAllocated);
+      }
+    }
+  }
+}
+
+TEST_F(TransferReceiver, ASenderThatCancelsBeforeItsGreetingIsHeard) {
+  EXPECT_FALSE(say(MessageKind::kCancel));
+  EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
+  EXPECT_EQ(receiver_.end().status, KVC_E_CANCELLED);
+  EXPECT_EQ(receiver_.end().peer_text, "no more");
+  EXPECT_EQ(answers(), Kinds{MessageKind::kCancelled});
+  EXPECT_FALSE(say(MessageKind::kHello, 100)) << "it comes too late";
+  EXPECT_EQ(answers(), Kinds{MessageKind::kCancel});
+}
+
+// The payload of the greeting may still be written meanwhile.
+TEST_F(TransferReceiver, ASenderThatCancelsInItsGreetingIsHeard) {
+  ASSERT_TRUE(say(MessageKind::kHello, 100));
+  const Message hello = last_;
+  EXPECT_FALSE(say(MessageKind::kCancel));
+  EXPECT_EQ(receiver_.state(), Receiver::State::kEnding);
+  receiver_.on_landed(hello, true, 2);
+  EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
+  EXPECT_EQ(receiver_.end().status, KVC_E_CANCELLED);
+  EXPECT_EQ(rows_.num_begun, 0);
+}
+
+TEST_F(TransferReceiver, OnlyItsSenderCancels) {
+  EXPECT_FALSE(say(MessageKind::kCancel, 0, kSender, 0)) << "of no process's ticket";
+  EXPECT_FALSE(say(MessageKind::kCancel, 0, kSender, kEpoch + 1)) << "of an earlier process's";
+  EXPECT_EQ(receiver_.state(), Receiver::State::kWaiting);
+  greet();
+  EXPECT_EQ(answers(), Kinds{MessageKind::kAccept});
+  EXPECT_FALSE(say(MessageKind::kCancel, 0, kOther));
+  EXPECT_EQ(receiver_.state(), Receiver::State::kReceiving);
+  EXPECT_FALSE(say(MessageKind::kCancel));
+  EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
+}
+
+}  // namespace
+}  // namespace kvc::test
