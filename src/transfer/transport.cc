@@ -693,9 +693,11 @@ void Transport::run_thread() {
       {
         const std::shared_ptr<Transport> kept = self.lock();
         call_ended();
+        // One of them may have destroyed the transport: this thread is nobody's then, and whoever
+        // has its last handle waits for nothing.
+        if (stops_) return;
       }
-      // One of them may have destroyed the transport, with all that `this` has.
-      if (self.expired() || stops_) return;
+      if (self.expired()) return;
     }
     engine_->wait(wait);
   }
