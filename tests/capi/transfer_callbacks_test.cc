@@ -83,7 +83,7 @@ struct Pair {
     append_pattern(first, 1, 30, 7);
   }
 
-  void receive(const TestTransport& transport, kvc_seq seq = 1, int64_t deadline_ns = 0) {
+  void receive(const TestTransport& transport, kvc_seq seq = 1, int64_t deadline_ns = kPatienceNs) {
     kvc_recv_desc desc = recv_desc(seq, 30);
     desc.deadline_ns = deadline_ns;
     receiver.listen(&desc);

@@ -35,8 +35,8 @@ struct Following {
                    &receiving, KVC_SEND_AS_COMPUTED);
   }
   void expect_done() {
-    expect_ok([&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
-    expect_ok([&](kvc_error* err) { return sending.wait(60 * kSecond, err); });
+    expect_ok([&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
+    expect_ok([&](kvc_error* err) { return sending.wait(kPatienceNs, err); });
   }
 
   TestTransport transport;
@@ -95,8 +95,8 @@ TEST(TransfersAsComputed, EncoderTokensArrive) {
     });
     first.finish();
   }
-  expect_ok([&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
-  expect_ok([&](kvc_error* err) { return sending.wait(60 * kSecond, err); });
+  expect_ok([&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
+  expect_ok([&](kvc_error* err) { return sending.wait(kPatienceNs, err); });
   EXPECT_EQ(file_difference(first, second, 1), "");
   expect_sound(second);
 }
@@ -200,9 +200,9 @@ TEST(TransfersAsComputed, AChangedSequenceEndsIt) {
     changes[i].second(first);
     (void)kvc_cache_trim(first.get(), nullptr, nullptr);
     expect_error(KVC_E_CANCELLED, {changes[i].first},
-                 [&](kvc_error* err) { return both.sending.wait(60 * kSecond, err); });
+                 [&](kvc_error* err) { return both.sending.wait(kPatienceNs, err); });
     expect_error(KVC_E_CANCELLED, {changes[i].first},
-                 [&](kvc_error* err) { return both.receiving.wait(60 * kSecond, err); });
+                 [&](kvc_error* err) { return both.receiving.wait(kPatienceNs, err); });
     EXPECT_EQ(kvc_cache_is_empty(second.get()), 1);
     expect_sound(first);
     expect_sound(second);
@@ -305,8 +305,8 @@ TEST(TransfersCutAnew, EveryKindOfLayerArrives) {
     begin_transfer(first, 1, second, recv_desc(1, 43), transport.get(), transport.get(), &sending,
                    &receiving, as_computed ? KVC_SEND_AS_COMPUTED : KVC_SEND_NOW);
     if (as_computed) append_pattern(first, 1, 30, 41);
-    expect_ok([&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
-    expect_ok([&](kvc_error* err) { return sending.wait(60 * kSecond, err); });
+    expect_ok([&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
+    expect_ok([&](kvc_error* err) { return sending.wait(kPatienceNs, err); });
     EXPECT_EQ(pattern_difference(second, 1, 41), "");
     append_pattern(second, 1, 6, 41);
     EXPECT_EQ(pattern_difference(second, 1, 41), "");
@@ -469,9 +469,9 @@ TEST(TransfersOfRanks, EachRankGetsItsHeads) {
           if (mode == KVC_SEND_AS_COMPUTED) rank->append(7);
         }
         for (const auto& one : sending)
-          expect_ok([&](kvc_error* err) { return one->wait(60 * kSecond, err); });
+          expect_ok([&](kvc_error* err) { return one->wait(kPatienceNs, err); });
         for (const auto& one : receiving)
-          expect_ok([&](kvc_error* err) { return one->wait(60 * kSecond, err); });
+          expect_ok([&](kvc_error* err) { return one->wait(kPatienceNs, err); });
         for (auto& rank : to) {
           Rank oracle(rank->rank, to_size, page_size);
           oracle.append(kLength);
@@ -526,11 +526,11 @@ TEST(TransfersOfRanks, LatentsAndStatesComeFromTheFirst) {
       expect_ok([&](kvc_error* err) {
         return kvc_transfer_send(first.get(), transport.get(), &send, one.out(), err);
       });
-      expect_ok([&](kvc_error* err) { return one.wait(60 * kSecond, err); });
+      expect_ok([&](kvc_error* err) { return one.wait(kPatienceNs, err); });
       EXPECT_EQ(other.info().bytes_total, 0u);
     }
-    expect_ok([&](kvc_error* err) { return other.wait(60 * kSecond, err); });
-    expect_ok([&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+    expect_ok([&](kvc_error* err) { return other.wait(kPatienceNs, err); });
+    expect_ok([&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
     EXPECT_EQ(file_difference(first, to, 1), "");
     expect_sound(to);
   }
@@ -550,7 +550,7 @@ TEST(TransfersOfRanks, WhatOneSenderFailsToSendIsNotThere) {
     });
     const Bytes ticket = receiving.ticket();
     send_from(first_is_whole ? first : second, ticket, transport, KVC_SEND_NOW, &one);
-    expect_ok([&](kvc_error* err) { return one.wait(60 * kSecond, err); });
+    expect_ok([&](kvc_error* err) { return one.wait(kPatienceNs, err); });
     EXPECT_EQ(receiving.info().state, KVC_TRANSFER_RUNNING);
     EXPECT_EQ(kvc_seq_pop(to.cache->get(), 1, 0, nullptr), KVC_E_BUSY);
     // The same rank again, and one that is none.
@@ -570,7 +570,7 @@ TEST(TransfersOfRanks, WhatOneSenderFailsToSendIsNotThere) {
     send_from(late, ticket, transport, KVC_SEND_NOW, &other);
     EXPECT_EQ(other.wait(), KVC_OK);
     expect_error(KVC_E_INVALID_ARGUMENT, {"other tokens or windows"},
-                 [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+                 [&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
     EXPECT_EQ(kvc_cache_is_empty(to.cache->get()), 1);
     expect_sound(*to.cache);
 
@@ -580,7 +580,7 @@ TEST(TransfersOfRanks, WhatOneSenderFailsToSendIsNotThere) {
     });
     const Bytes next = again.ticket();
     send_from(first, next, transport, KVC_SEND_NOW, &left);
-    expect_ok([&](kvc_error* err) { return left.wait(60 * kSecond, err); });
+    expect_ok([&](kvc_error* err) { return left.wait(kPatienceNs, err); });
     ASSERT_EQ(kvc_seq_pop(second.cache->get(), 1, 20, nullptr), KVC_OK);
     send_from(second, next, transport, KVC_SEND_AS_COMPUTED, &never);
     ASSERT_EQ(kvc_seq_remove(second.cache->get(), 1, nullptr), KVC_OK);
@@ -616,7 +616,7 @@ TEST(TransfersOfRanks, HeadsAndRanksThatDoNotFitAreRefused) {
   begin_transfer(*half.cache, 1, *to.cache, desc, transport.get(), transport.get(), &sending,
                  &receiving);
   expect_error(KVC_E_UNSUPPORTED, {"layers[0].num_kv_heads is 2 in the sender, 4 in the receiver"},
-               [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+               [&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
 }
 
 }  // namespace

@@ -1,15 +1,19 @@
 // Transports of this process and transfers between two caches: what the tests of transfers share.
 #pragma once
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "tests/capi/state_files.h"
+#include "tests/support/waiting.h"
 
 namespace kvc::test {
 
 constexpr int64_t kSecond = 1'000'000'000;
+// A machine that stands still for seconds ends no transfer: tests of limits set their own.
+constexpr int64_t kPatienceNs = std::chrono::nanoseconds(kPatience).count();
 
 // The engine that the tests of this run use.
 inline const char* test_engine() {
@@ -23,6 +27,7 @@ inline kvc_transport_desc transport_desc(uint64_t flags = 0) {
   desc.struct_size = sizeof desc;
   desc.flags = flags;
   desc.engine = test_engine();
+  desc.idle_ns = kPatienceNs;
   return desc;
 }
 
@@ -59,7 +64,7 @@ class TestTransfer {
   kvc_transfer** out() { return &transfer_; }
   kvc_transfer* get() const { return transfer_; }
   void destroy() { kvc_transfer_destroy(std::exchange(transfer_, nullptr)); }
-  kvc_status wait(int64_t timeout_ns = 60 * kSecond, kvc_error* err = nullptr) const {
+  kvc_status wait(int64_t timeout_ns = kPatienceNs, kvc_error* err = nullptr) const {
     return kvc_transfer_wait(transfer_, timeout_ns, err);
   }
   kvc_transfer_info info() const {
@@ -87,6 +92,7 @@ inline kvc_recv_desc recv_desc(kvc_seq seq, int64_t num_tokens, int64_t begin = 
   desc.seq = seq;
   desc.begin = begin;
   desc.num_tokens = num_tokens;
+  desc.deadline_ns = kPatienceNs;
   return desc;
 }
 
@@ -97,6 +103,7 @@ inline kvc_send_desc send_desc(kvc_seq seq, const Bytes& ticket, int64_t begin =
   desc.begin = begin;
   desc.ticket = ticket.data();
   desc.ticket_len = ticket.size();
+  desc.deadline_ns = kPatienceNs;
   return desc;
 }
 
@@ -137,8 +144,8 @@ inline void transfer(Cache& from, kvc_seq seq, Cache& to, const kvc_recv_desc& d
   TestTransfer receiving, sending;
   ASSERT_NO_FATAL_FAILURE(
       begin_transfer(from, seq, to, desc, sender, receiver, &sending, &receiving));
-  expect_ok([&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
-  expect_ok([&](kvc_error* err) { return sending.wait(60 * kSecond, err); });
+  expect_ok([&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
+  expect_ok([&](kvc_error* err) { return sending.wait(kPatienceNs, err); });
   EXPECT_EQ(receiving.info().state, KVC_TRANSFER_DONE);
   EXPECT_EQ(sending.info().state, KVC_TRANSFER_DONE);
 }

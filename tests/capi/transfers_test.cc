@@ -158,9 +158,9 @@ TEST(Transfers, AnotherPrefixIsNoticed) {
   const kvc_send_desc send = send_desc(1, ticket, 8);
   ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, sending.out(), nullptr), KVC_OK);
   expect_error(KVC_E_INVALID_ARGUMENT, {"block 0", "8 tokens"},
-               [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+               [&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
   expect_error(KVC_E_INVALID_ARGUMENT, {"the receiver has ended", "block 0"},
-               [&](kvc_error* err) { return sending.wait(60 * kSecond, err); });
+               [&](kvc_error* err) { return sending.wait(kPatienceNs, err); });
   EXPECT_EQ(saved(second, {1}), before);
   expect_sound(first);
   expect_sound(second);
@@ -290,7 +290,7 @@ TEST(Transfers, ASequenceOnItsWayIsBusy) {
   ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, sending.out(), nullptr), KVC_OK);
   kvc_fence* fence = nullptr;
   ASSERT_EQ(kvc_transfer_fence(receiving.get(), &fence, nullptr), KVC_OK);
-  ASSERT_EQ(kvc_fence_wait(fence, 60 * kSecond, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_fence_wait(fence, kPatienceNs, nullptr), KVC_OK);
   kvc_fence_destroy(fence);
   EXPECT_EQ(receiving.info().state, KVC_TRANSFER_ARRIVED);
   // The next call on the cache makes it a sequence; one with an open forward waits for its end.
@@ -369,7 +369,7 @@ TEST(Transfers, AnOpenForwardIsNotDisturbed) {
   ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, sending.out(), nullptr), KVC_OK);
   ASSERT_EQ(sending.wait(), KVC_OK);
   expect_error(KVC_E_BUSY, {"forward is open"},
-               [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+               [&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
   ASSERT_EQ(kvc_forward_abort(second.forward, nullptr), KVC_OK);
   second.forward = nullptr;
   ASSERT_EQ(receiving.wait(), KVC_OK);
@@ -430,7 +430,7 @@ TEST(Transfers, WhatIsCancelledLeavesNothing) {
     const Bytes ticket = receiving.ticket();
     ASSERT_EQ(kvc_transfer_cancel(receiving.get(), nullptr), KVC_OK);
     expect_error(KVC_E_CANCELLED, {"cancelled"},
-                 [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+                 [&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
     EXPECT_EQ(receiving.info().state, KVC_TRANSFER_FAILED);
     EXPECT_EQ(receiving.info().status, KVC_E_CANCELLED);
     EXPECT_EQ(stats_of(second).pages_used, stats.pages_used);
@@ -442,7 +442,7 @@ TEST(Transfers, WhatIsCancelledLeavesNothing) {
     const kvc_send_desc send = send_desc(1, ticket);
     ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, late.out(), nullptr), KVC_OK);
     expect_error(KVC_E_CANCELLED, {"the receiver has ended", "cancelled"},
-                 [&](kvc_error* err) { return late.wait(60 * kSecond, err); });
+                 [&](kvc_error* err) { return late.wait(kPatienceNs, err); });
     expect_sound(first);
   }
   int64_t length = 0;
@@ -460,7 +460,7 @@ TEST(Transfers, DeadlinesEndThem) {
   ASSERT_EQ(kvc_transfer_recv(second.get(), transport.get(), &desc, receiving.out(), nullptr),
             KVC_OK);
   expect_error(KVC_E_TIMEOUT, {"deadline"},
-               [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+               [&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
   EXPECT_EQ(kvc_cache_is_empty(second.get()), 1);
   // A receiver that never makes progress: the sender gives up.
   kvc_transport_desc hung = transport_desc(KVC_TRANSPORT_MANUAL_PROGRESS);
@@ -476,7 +476,7 @@ TEST(Transfers, DeadlinesEndThem) {
   const TestTransport impatient(quick);
   ASSERT_EQ(kvc_transfer_send(first.get(), impatient.get(), &send, sending.out(), nullptr), KVC_OK);
   expect_error(KVC_E_TIMEOUT, {"nothing for too long"},
-               [&](kvc_error* err) { return sending.wait(60 * kSecond, err); });
+               [&](kvc_error* err) { return sending.wait(kPatienceNs, err); });
   other.destroy();
   expect_sound(first);
   expect_sound(second);
@@ -500,8 +500,8 @@ TEST(Transfers, OtherLayoutsAndModelsAreRefusedByNameOnBothSides) {
     send.model_id = theirs;
     ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, sending.out(), nullptr),
               KVC_OK);
-    expect_error(status, parts, [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
-    expect_error(status, parts, [&](kvc_error* err) { return sending.wait(60 * kSecond, err); });
+    expect_error(status, parts, [&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
+    expect_error(status, parts, [&](kvc_error* err) { return sending.wait(kPatienceNs, err); });
     EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);
     expect_sound(cache);
     expect_sound(first);
@@ -553,7 +553,7 @@ TEST(Transfers, EveryFieldOfALayoutIsComparedByName) {
                                            transport.get(), &sending, &receiving));
     for (const TestTransfer* side : {&receiving, &sending}) {
       expect_error(KVC_E_UNSUPPORTED, {name},
-                   [&](kvc_error* err) { return side->wait(60 * kSecond, err); });
+                   [&](kvc_error* err) { return side->wait(kPatienceNs, err); });
     }
     EXPECT_EQ(kvc_cache_is_empty(receiver.get()), 1);
     expect_sound(receiver);
@@ -682,7 +682,7 @@ TEST(Transfers, ATicketThatComesLateIsOfNoUse) {
     TestTransfer late;
     const kvc_send_desc send = send_desc(1, ticket);
     ASSERT_EQ(kvc_transfer_send(first.get(), transport.get(), &send, late.out(), nullptr), KVC_OK);
-    expect_error(status, parts, [&](kvc_error* err) { return late.wait(60 * kSecond, err); });
+    expect_error(status, parts, [&](kvc_error* err) { return late.wait(kPatienceNs, err); });
     EXPECT_EQ(kvc_cache_is_empty(second.get()), 1);
     expect_sound(first);
     expect_sound(second);
@@ -733,7 +733,7 @@ TEST(Transfers, ATicketInUseIsRefusedToOthers) {
   ASSERT_EQ(kvc_transfer_send(other.get(), others_transport.get(), &send, stranger.out(), nullptr),
             KVC_OK);
   expect_error(KVC_E_BUSY, {"in use by another sender"},
-               [&](kvc_error* err) { return stranger.wait(60 * kSecond, err); });
+               [&](kvc_error* err) { return stranger.wait(kPatienceNs, err); });
   append_pattern(first, 1, 20, 7);
   ASSERT_EQ(receiving.wait(), KVC_OK) << "the first one goes on";
   ASSERT_EQ(sending.wait(), KVC_OK);
@@ -988,7 +988,7 @@ TEST(Transfers, ATransportMayGoWhileItIsWaitedFor) {
       transport.destroy();
     });
     expect_error(KVC_E_CANCELLED, {"transport is gone"},
-                 [&](kvc_error* err) { return receiving.wait(60 * kSecond, err); });
+                 [&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
     other.join();
   }
   EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);

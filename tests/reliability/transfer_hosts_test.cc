@@ -326,7 +326,7 @@ TEST(CutTransfers, BothSidesEndAndGoOnWhenTheCableIsMended) {
     order(1, word, time, seed);
     return std::pair(answer(0), answer(1));
   };
-  const int64_t count = hosts.has_cable() ? times(3, 50) : 0;
+  const int64_t count = hosts.has_cable() ? times(3, 500) : 0;
   std::mt19937_64 random(20261201);
   int64_t cuts = 0, broken = 0, repeated = 0, latest = 0;
   const auto is_enough = [&] { return cuts >= count && (broken > 0 || cuts >= 20 * count); };

@@ -256,7 +256,7 @@ TEST(KilledTransfers, TheOtherSideEndsWholeOrWithoutATrace) {
   const Line line;
   const pid_t survivor = fork_survivor(line, ucx_desc(8 * kMiB));
   if (is_skipped(survivor, line)) GTEST_SKIP() << "this build has no libkvcache_transport_ucx.so";
-  const Blows kills{times(6, 50), 20261128, 64, kSecond / 50, true, most_until_end()};
+  const Blows kills{times(6, 5000), 20261128, 64, kSecond / 50, true, most_until_end()};
   strike_victims(line, kills, [&](pid_t victim, Note struck) {
     finish_off(victim);
     struck.cancels = 1;
@@ -286,8 +286,8 @@ TEST(StoppedTransfers, TheOtherSideEndsAndNothingLandsLate) {
   desc.beat_ns = desc.drain_ns = kSecond / 5;
   const pid_t survivor = fork_survivor(line, desc);
   if (is_skipped(survivor, line)) GTEST_SKIP() << "this build has no libkvcache_transport_ucx.so";
-  const Blows stops{times(4, 20),  20261129, 8,
-                    kSecond / 125, false,    desc.idle_ns + most_until_end()};
+  const Blows stops{times(4, 1000), 20261129, 8,
+                    kSecond / 125,  false,    desc.idle_ns + most_until_end()};
   strike_victims(line, stops, [&](pid_t victim, Note struck) {
     EXPECT_EQ(kill(victim, SIGSTOP), 0);
     struck.seed = 1;
