@@ -41,6 +41,7 @@ struct WideNet : RowsNet {
     (void)kvc_transfer_recv(cache.get(), transport.get(), &recv, transfer.out(), nullptr);
     line.tell(kThere, note_of(transfer.ticket(), Word::kTicket));
   }
+  if (transfer.get() == nullptr) _exit(1);
   while (transfer.info().state == KVC_TRANSFER_WAITING) sleep_ns(100'000);
   if (order.word == Word::kSend) line.tell(kThere, Word::kStarted);
   while (transfer.get() != nullptr) {

@@ -75,7 +75,7 @@ def test_macros_that_are_numbers_are_enumerators(ffi, library):
     assert flags == [1, 2, 4]
 
 
-def test_dlpack_is_found_where_a_plain_configuration_put_it(root, tmp_path, monkeypatch):
+def test_dlpack_is_found_where_a_plain_configuration_put_it(cdef, root, tmp_path, monkeypatch):
     """CMake fetches DLPack into the build folder where neither the system nor `make deps` has it."""
     import make_cdef
 
