@@ -1,4 +1,6 @@
 // Headers and tickets of transfers: what is written is read, and what is damaged is refused.
+#include "tests/support/transfer_messages.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +15,9 @@
 namespace kvc {
 namespace {
 
+using test::message_of;
+using test::ticket_of;
+
 using Bytes = std::vector<std::byte>;
 
 template <typename Read>
@@ -24,36 +29,6 @@ kvc_status status_of(const Read& read, const Bytes& bytes) {
     return error.status();
   }
   return KVC_OK;
-}
-
-Message message_of(MessageKind kind) {
-  Message message;
-  message.kind = kind;
-  message.id = random_transfer_id();
-  message.from_epoch = 0x0123456789ABCDEF;
-  message.to_epoch = 77;
-  message.is_for_receiver = true;
-  message.payload_bytes = 1 << 20;
-  message.digest = 0xFEDCBA9876543210;
-  message.chunk = kind == MessageKind::kData ? 4711 : 0;
-  if (kind == MessageKind::kCancel) {
-    message.status = KVC_E_TIMEOUT;
-    message.text = "the deadline of the transfer is over";
-  }
-  if (kind == MessageKind::kNack) message.chunks = {1, 5, 70'000};
-  return message;
-}
-
-Ticket ticket_of() {
-  Ticket ticket;
-  ticket.id = random_transfer_id();
-  ticket.ranks = {1, 2, 4};
-  ticket.epoch = 99;
-  ticket.engine = "ucx";
-  ticket.address = "10.0.0.5:7000";
-  ticket.fingerprint = "kvcache-layout-1:0123";
-  ticket.shape = {5, 100, 7, {{0, 0}, {4, 32}}, {16, 48}};
-  return ticket;
 }
 
 // Whether every flipped bit, every truncation and every other version of a frame is refused.
