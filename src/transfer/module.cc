@@ -100,13 +100,11 @@ class EngineOfModule final : public TransferEngine {
 };
 
 // libucs reads these when it is loaded. Without them it replaces the handlers that the host program
-// has for SIGSEGV and others, patches mmap in memory, and prints. What the host program has set
-// stays.
+// has for SIGSEGV and others, and prints. What the host program has set stays.
 void set_ucx_defaults() noexcept {
   constexpr int kKeeps = 0;
   (void)setenv("UCX_HANDLE_ERRORS", "none", kKeeps);
   (void)setenv("UCX_ERROR_SIGNALS", "", kKeeps);
-  (void)setenv("UCX_MEM_EVENTS", "n", kKeeps);
   (void)setenv("UCX_LOG_LEVEL", "fatal", kKeeps);
 }
 

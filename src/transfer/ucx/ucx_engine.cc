@@ -145,6 +145,34 @@ class UcpConfig {
   ucp_config_t* config_ = nullptr;
 };
 
+// Larger segments make scattered messages over TCP three to five times as fast. A dead peer is to be
+// noticed within seconds, and never to take this process with it.
+std::vector<std::pair<std::string, const char*>> settings_of(unsigned minor) {
+  constexpr unsigned kNewProtocols = 16, kHasPrefixes = 17, kHasUserTimeout = 22;
+  std::vector<std::pair<std::string, const char*>> settings{{"KEEPALIVE_INTERVAL", "1s"}};
+  const std::string tcp = minor >= kHasPrefixes ? "TCP_" : "";
+  for (const auto& [name, value] : {std::pair("TX_SEG_SIZE", "256K"),
+                                    {"RX_SEG_SIZE", "512K"},
+                                    {"KEEPIDLE", "1s"},
+                                    {"KEEPINTVL", "1s"},
+                                    {"KEEPCNT", "3"}})
+    settings.emplace_back(tcp + name, value);
+  if (minor >= kHasUserTimeout) settings.emplace_back(tcp + "USER_TIMEOUT", "3s");
+  if (minor < kNewProtocols) {
+    // A request that is given up may still be in the hands of the TCP transport, which ends the
+    // process when it returns it (uct_iface.h, comp->count > 0; tcp_ep.c, PUT_TX_WAITING_ACK): once
+    // in a thousand peers that are killed in a transfer. What was copied is in nobody's hands, and
+    // as fast over TCP.
+    settings.emplace_back("ZCOPY_THRESH", "inf");
+    settings.emplace_back("PUT_ENABLE", "n");
+  }
+  // UCX 1.16 to 1.21 reads its registration cache when a request is given up, whether there is one
+  // or not. It patches mmap in memory; elsewhere it is left out.
+  const bool needs_cache = minor >= kNewProtocols && minor < kHasUserTimeout;
+  settings.emplace_back("RCACHE_ENABLE", needs_cache ? "y" : "n");
+  return settings;
+}
+
 bool UcxEngine::open_worker(const sockaddr_in& address, TransferFailure* failure) {
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);
@@ -157,21 +185,7 @@ bool UcxEngine::open_worker(const sockaddr_in& address, TransferFailure* failure
   UcpConfig config;
   ucs_status_t status = config.read();
   if (status != UCS_OK) return refuse(failure, "its settings cannot be read", status);
-  // Larger segments make scattered messages over TCP three to five times as fast; a dead peer is to
-  // be noticed within seconds. Puts over TCP are as fast as messages, and UCX 1.13 ends the process
-  // when one is acknowledged that it has given up (tcp_ep.c, PUT_TX_WAITING_ACK): once in about a
-  // thousand peers that were killed in a transfer.
-  std::vector<std::pair<std::string, const char*>> settings{{"KEEPALIVE_INTERVAL", "1s"}};
-  constexpr unsigned kHasPrefixes = 17, kHasUserTimeout = 22;
-  const std::string tcp = minor >= kHasPrefixes ? "TCP_" : "";
-  for (const auto& [name, value] : {std::pair("TX_SEG_SIZE", "256K"),
-                                    {"RX_SEG_SIZE", "512K"},
-                                    {"PUT_ENABLE", "n"},
-                                    {"KEEPIDLE", "1s"},
-                                    {"KEEPINTVL", "1s"},
-                                    {"KEEPCNT", "3"}})
-    settings.emplace_back(tcp + name, value);
-  if (minor >= kHasUserTimeout) settings.emplace_back(tcp + "USER_TIMEOUT", "3s");
+  std::vector<std::pair<std::string, const char*>> settings = settings_of(minor);
   // UCX listens on every device that it may use. What is bound to this host stays on it.
   if (is_loopback(address)) settings.emplace_back("NET_DEVICES", "lo");
   for (const auto& [name, value] : settings) {
