@@ -1,4 +1,5 @@
-// What strangers say to a transfer: it is refused, and costs no memory to speak of.
+// What strangers say to a transfer is refused, and costs no memory to speak of; what a receiver says
+// to its sender.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -115,6 +116,26 @@ class TransferReceiver : public testing::Test {
     std::memcpy(into_.at(0).data, body.data(), body.size());
     receiver_.on_landed(last_, true, 2);
   }
+  // One of the three, with this digest. True: it is wanted.
+  bool say_chunk(uint32_t chunk, uint64_t digest) {
+    Message message = message_of(MessageKind::kData);
+    message.from_epoch = kSender;
+    message.to_epoch = kEpoch;
+    message.payload_bytes = rows_.chunk_bytes(chunk);
+    message.digest = digest;
+    message.chunk = chunk;
+    into_.clear();
+    last_ = message;
+    return receiver_.on_message(kPeer, message, 3, &into_);
+  }
+  void finish(const std::vector<uint64_t>& digests) {
+    Fin fin;
+    fin.digests = digests;
+    const Frame body = encode(fin);
+    ASSERT_TRUE(say(MessageKind::kFin, body.size()));
+    std::memcpy(into_.at(0).data, body.data(), body.size());
+    receiver_.on_landed(last_, true, 4);
+  }
   // What it has answered since the last time.
   std::vector<MessageKind> answers() {
     std::vector<MessageKind> kinds;
@@ -164,6 +185,46 @@ TEST_F(TransferReceiver, ASenderThatCancelsInItsGreetingIsHeard) {
   EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
   EXPECT_EQ(receiver_.end().status, KVC_E_TIMEOUT);
   EXPECT_EQ(rows_.num_begun, 0);
+}
+
+TEST_F(TransferReceiver, WhatIsMeantForAnEarlierProcessIsNotHeard) {
+  EXPECT_FALSE(say(MessageKind::kHello, 100, kSender, kEpoch + 1));
+  EXPECT_EQ(receiver_.peer(), 0u);
+  EXPECT_EQ(answers(), Kinds{});
+}
+
+TEST_F(TransferReceiver, AChunkThatComesDamagedThreeTimesEndsIt) {
+  greet();
+  EXPECT_EQ(answers(), Kinds{MessageKind::kAccept});
+  for (int time = 1; time <= 3; ++time) {
+    ASSERT_TRUE(say_chunk(0, 7)) << time;
+    receiver_.on_landed(last_, false, 3);
+    EXPECT_EQ(answers(), Kinds{time < 3 ? MessageKind::kNack : MessageKind::kCancel});
+  }
+  EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
+  EXPECT_EQ(receiver_.end().status, KVC_E_CORRUPT);
+}
+
+// Rows that have changed behind the sender's back come again.
+TEST_F(TransferReceiver, ChunksOfOtherDigestsThanTheLastOnesAreAskedForAgain) {
+  greet();
+  for (const uint32_t chunk : {0u, 1u, 2u}) {
+    ASSERT_TRUE(say_chunk(chunk, chunk + 1));
+    receiver_.on_landed(last_, true, 3);
+  }
+  EXPECT_FALSE(say_chunk(0, 1)) << "it is here";
+  (void)answers();
+  finish({1, 9, 3});
+  const std::vector<Outgoing> asked = receiver_.take_outgoing();
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].message.kind, MessageKind::kNack);
+  EXPECT_EQ(asked[0].message.chunks, std::vector<uint32_t>{1});
+  ASSERT_TRUE(say_chunk(1, 9));
+  receiver_.on_landed(last_, true, 5);
+  finish({1, 9, 3});
+  EXPECT_EQ(answers(), Kinds{MessageKind::kAck});
+  EXPECT_EQ(receiver_.state(), Receiver::State::kArrived);
+  EXPECT_EQ(rows_.num_finished, 1);
 }
 
 TEST_F(TransferReceiver, OnlyItsSenderCancels) {
