@@ -1,5 +1,4 @@
-// What strangers say to a transfer is refused, and costs no memory to speak of; what a receiver says
-// to its sender.
+// What strangers say to a transfer is refused and costs no memory; what a receiver answers.
 #include <gtest/gtest.h>
 
 #include <cstdint>

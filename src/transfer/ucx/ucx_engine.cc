@@ -145,8 +145,8 @@ class UcpConfig {
   ucp_config_t* config_ = nullptr;
 };
 
-// Larger segments make scattered messages over TCP three to five times as fast. A dead peer is to be
-// noticed within seconds, and never to take this process with it.
+// Larger segments make scattered messages over TCP three to five times as fast. A dead peer is
+// noticed within seconds, and does not take this process with it.
 std::vector<std::pair<std::string, const char*>> settings_of(unsigned minor) {
   constexpr unsigned kNewProtocols = 16, kHasPrefixes = 17, kHasUserTimeout = 22;
   std::vector<std::pair<std::string, const char*>> settings{{"KEEPALIVE_INTERVAL", "1s"}};
