@@ -48,6 +48,15 @@ def test_float32_logits_and_greedy_tokens_are_those_of_eager_with_left_padding(f
     cache.store.cache.check()
 
 
+# These tiny models repeat one token, whatever their weights: they are told what comes next.
+@pytest.mark.parametrize("family", families.SERVED_SINCE)
+def test_float32_logits_over_given_tokens_are_those_of_eager(family):
+    theirs = families.build(family)
+    model, cache = fused(family)
+    assert close(taught(model, cache, 7), taught(theirs, dynamic(theirs), 7))
+    assert cache.get_seq_length() == 32
+
+
 def errors_in_16_bits(family, dtype, seed):
     """Errors of a random model's logits, token by token: fused, and eager in the same type.
 
