@@ -1,4 +1,4 @@
-// What strangers say to a transfer is refused and costs no memory; what a receiver answers.
+// What strangers say to a transfer is refused and costs no memory; what the two sides answer.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include "src/files/chunks.h"
 #include "src/transfer/message.h"
 #include "src/transfer/receiver.h"
+#include "src/transfer/sender.h"
 #include "tests/model/allocation_failures.h"
 #include "tests/support/transfer_messages.h"
 
@@ -224,6 +225,8 @@ TEST_F(TransferReceiver, ChunksOfOtherDigestsThanTheLastOnesAreAskedForAgain) {
   EXPECT_EQ(answers(), Kinds{MessageKind::kAck});
   EXPECT_EQ(receiver_.state(), Receiver::State::kArrived);
   EXPECT_EQ(rows_.num_finished, 1);
+  EXPECT_FALSE(say(MessageKind::kFin, 100)) << "its acknowledgement was lost";
+  EXPECT_EQ(answers(), Kinds{MessageKind::kAck});
 }
 
 TEST_F(TransferReceiver, OnlyItsSenderCancels) {
@@ -236,6 +239,97 @@ TEST_F(TransferReceiver, OnlyItsSenderCancels) {
   EXPECT_EQ(receiver_.state(), Receiver::State::kReceiving);
   EXPECT_FALSE(say(MessageKind::kCancel));
   EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
+}
+
+// Two chunks of 16 bytes.
+class Source final : public SendSource {
+ public:
+  uint32_t num_chunks() const override { return 2; }
+  uint64_t chunk_bytes(uint32_t) const override { return kBytes; }
+  std::vector<IoRange> chunk_ranges(uint32_t chunk) override {
+    return {{rows_.data() + chunk * kBytes, kBytes}};
+  }
+  std::vector<std::byte> hello() override { return encode(Hello{}); }
+  std::vector<std::byte> description() override { return {}; }
+
+ private:
+  static constexpr uint64_t kBytes = 16;
+  Frame rows_ = Frame(2 * kBytes);
+};
+
+class TransferSender : public testing::Test {
+ protected:
+  static constexpr uint64_t kEpoch = 11, kReceiver = 77;
+  static constexpr PeerId kPeer = 4;
+
+  void say(MessageKind kind, int64_t now, uint64_t to = kEpoch, std::vector<uint32_t> chunks = {}) {
+    Message message;
+    message.kind = kind;
+    message.from_epoch = kReceiver;
+    message.to_epoch = to;
+    message.chunks = std::move(chunks);
+    sender_.on_message(kPeer, message, now);
+  }
+  // What it has said since the last time. All of it leaves at once.
+  Kinds said(int64_t now) {
+    Kinds kinds;
+    for (std::vector<Outgoing> some; !(some = sender_.take_outgoing()).empty();) {
+      for (const Outgoing& one : some) {
+        kinds.push_back(one.message.kind);
+        if (one.message.payload_bytes != 0) sender_.on_sent(one.message, now);
+      }
+    }
+    return kinds;
+  }
+
+  const TransferLimits limits_;
+  Source source_;
+  Sender sender_{&source_, random_transfer_id(), kEpoch, kReceiver, kPeer, {}, 0, kNever};
+};
+
+TEST_F(TransferSender, WhatIsNotAnsweredIsSaidAgain) {
+  EXPECT_EQ(said(0), Kinds{MessageKind::kHello});
+  sender_.on_time(limits_.beat);
+  EXPECT_EQ(said(limits_.beat), Kinds{MessageKind::kHello});
+  sender_.on_ready({0, 1}, true);
+  say(MessageKind::kAccept, limits_.beat);
+  EXPECT_EQ(said(limits_.beat), (Kinds{MessageKind::kData, MessageKind::kData, MessageKind::kFin}));
+  sender_.on_time(2 * limits_.beat);
+  EXPECT_EQ(said(2 * limits_.beat), Kinds{MessageKind::kFin});
+  say(MessageKind::kAck, 2 * limits_.beat);
+  EXPECT_EQ(sender_.state(), Sender::State::kDone);
+}
+
+TEST_F(TransferSender, WhatIsNotComputedDoesNotLeave) {
+  (void)said(0);
+  sender_.on_ready({0}, false);
+  say(MessageKind::kAccept, 1);
+  EXPECT_EQ(said(1), Kinds{MessageKind::kData});
+  say(MessageKind::kNack, 2, kEpoch, {0, 1, 7});
+  EXPECT_EQ(said(2), Kinds{MessageKind::kData}) << "the first again";
+}
+
+TEST_F(TransferSender, WhatIsMeantForAnEarlierProcessIsNotHeard) {
+  (void)said(0);
+  say(MessageKind::kAccept, 1, kEpoch + 1);
+  EXPECT_EQ(sender_.state(), Sender::State::kGreeting);
+  say(MessageKind::kCancel, 1, kEpoch + 1);
+  EXPECT_EQ(sender_.state(), Sender::State::kGreeting);
+}
+
+TEST_F(TransferSender, ItRepeatsMissingChunksSoManyTimes) {
+  (void)said(0);
+  sender_.on_ready({0, 1}, true);
+  say(MessageKind::kAccept, 1);
+  for (int32_t round = 0; round < limits_.resend_rounds; ++round) {
+    (void)said(1);
+    say(MessageKind::kNack, 1, kEpoch, {1});
+    EXPECT_EQ(sender_.state(), Sender::State::kSending);
+  }
+  EXPECT_EQ(said(1), (Kinds{MessageKind::kData, MessageKind::kFin}));
+  say(MessageKind::kNack, 1, kEpoch, {1});
+  EXPECT_EQ(said(1), Kinds{MessageKind::kCancel});
+  EXPECT_EQ(sender_.end().status, KVC_E_CORRUPT);
 }
 
 }  // namespace
