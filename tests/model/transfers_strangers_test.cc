@@ -262,11 +262,15 @@ class TransferSender : public testing::Test {
   static constexpr uint64_t kEpoch = 11, kReceiver = 77;
   static constexpr PeerId kPeer = 4;
 
-  void say(MessageKind kind, int64_t now, uint64_t to = kEpoch, std::vector<uint32_t> chunks = {}) {
+  static Message heard(MessageKind kind, uint64_t to = kEpoch) {
     Message message;
     message.kind = kind;
     message.from_epoch = kReceiver;
     message.to_epoch = to;
+    return message;
+  }
+  void say(MessageKind kind, int64_t now, uint64_t to = kEpoch, std::vector<uint32_t> chunks = {}) {
+    Message message = heard(kind, to);
     message.chunks = std::move(chunks);
     sender_.on_message(kPeer, message, now);
   }
@@ -307,6 +311,37 @@ TEST_F(TransferSender, WhatIsNotComputedDoesNotLeave) {
   EXPECT_EQ(said(1), Kinds{MessageKind::kData});
   say(MessageKind::kNack, 2, kEpoch, {0, 1, 7});
   EXPECT_EQ(said(2), Kinds{MessageKind::kData}) << "the first again";
+}
+
+// Its pages are given back when it is over.
+TEST_F(TransferSender, ItIsOverWhenNothingIsReadAnyMore) {
+  for (const MessageKind last : {MessageKind::kAck, MessageKind::kCancel}) {
+    Sender sender(&source_, random_transfer_id(), kEpoch, kReceiver, kPeer, {}, 0, kNever);
+    const Message hello = sender.take_outgoing().at(0).message;
+    sender.on_ready({0, 1}, true);
+    sender.on_message(kPeer, heard(MessageKind::kAccept), 1);
+    const std::vector<Outgoing> rows = sender.take_outgoing();
+    ASSERT_EQ(rows.size(), 2u);
+    sender.on_message(kPeer, heard(last), 1);
+    sender.on_sent(hello, 2);
+    sender.on_sent(rows[0].message, 2);
+    EXPECT_FALSE(sender.is_over()) << message_name(last);
+    sender.on_sent(rows[1].message, 3);
+    EXPECT_TRUE(sender.is_over()) << message_name(last);
+  }
+}
+
+TEST_F(TransferSender, SoManyBytesAreOnTheirWayAtOnce) {
+  TransferLimits narrow;
+  narrow.bytes_in_flight = 31;
+  Sender sender(&source_, random_transfer_id(), kEpoch, kReceiver, kPeer, narrow, 0, kNever);
+  sender.on_sent(sender.take_outgoing().at(0).message, 0);
+  sender.on_ready({0, 1}, true);
+  sender.on_message(kPeer, heard(MessageKind::kAccept), 1);
+  const std::vector<Outgoing> first = sender.take_outgoing();
+  ASSERT_EQ(first.size(), 1u);
+  sender.on_sent(first[0].message, 2);
+  EXPECT_EQ(sender.take_outgoing().at(0).message.chunk, 1u);
 }
 
 TEST_F(TransferSender, WhatIsMeantForAnEarlierProcessIsNotHeard) {
