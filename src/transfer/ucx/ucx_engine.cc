@@ -149,6 +149,7 @@ class UcpConfig {
 // noticed within seconds, and does not take this process with it.
 std::vector<std::pair<std::string, const char*>> settings_of(unsigned minor) {
   constexpr unsigned kNewProtocols = 16, kHasPrefixes = 17, kHasUserTimeout = 22;
+  constexpr unsigned kNeedsNoCache = 22;
   std::vector<std::pair<std::string, const char*>> settings{{"KEEPALIVE_INTERVAL", "1s"}};
   const std::string tcp = minor >= kHasPrefixes ? "TCP_" : "";
   for (const auto& [name, value] : {std::pair("TX_SEG_SIZE", "256K"),
@@ -168,7 +169,7 @@ std::vector<std::pair<std::string, const char*>> settings_of(unsigned minor) {
   }
   // UCX 1.16 to 1.21 reads its registration cache when a request is given up, whether there is one
   // or not. It patches mmap in memory; elsewhere it is left out.
-  const bool needs_cache = minor >= kNewProtocols && minor < kHasUserTimeout;
+  const bool needs_cache = minor >= kNewProtocols && minor < kNeedsNoCache;
   settings.emplace_back("RCACHE_ENABLE", needs_cache ? "y" : "n");
   return settings;
 }

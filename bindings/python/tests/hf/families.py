@@ -289,11 +289,11 @@ CHANGING = dict(diffllama=_diffllama, jetmoe=_jetmoe)  # K or V, between the cac
 # They have a table of attention classes instead of the attention interface.
 CLASS_TABLES = dict(falcon=_falcon, gptj=_gptj, gpt_neo=_gpt_neo)
 OWN_ATTENTION = dict(bloom=_bloom, codegen=_codegen)
-# Those that have it from transformers 5.24 on are served.
-SERVED_SINCE = {}
+# GPT-J and CodeGen have the interface from transformers 5.24 on, and are served there.
+SERVED_SINCE_5_24 = {}
 for _name, _list in (("gptj", CLASS_TABLES), ("codegen", OWN_ATTENTION)):
     if hasattr(inspect.getmodule(getattr(transformers, _list[_name]()[0])), "ALL_ATTENTION_FUNCTIONS"):
-        SERVED_SINCE[_name] = _list.pop(_name)
+        SERVED_SINCE_5_24[_name] = _list.pop(_name)
 READING_PADDING = dict(recurrent_gemma=_recurrent_gemma)
 REFUSED = {**CHANGING, **CLASS_TABLES, **OWN_ATTENTION, **READING_PADDING}
 
@@ -301,7 +301,7 @@ REFUSED = {**CHANGING, **CLASS_TABLES, **OWN_ATTENTION, **READING_PADDING}
 _EMBEDDING = dict(gemma2=0.1, gemma3=0.1, gemma3n=0.1, gemma4=0.1, recurrent_gemma=0.1, whisper=0.3, gemma3_vision=0.1, paligemma=0.1,
                   paligemma2=0.1)
 
-FAMILIES = {**ATTENTION, **SERVED_SINCE, **HYBRID, **ENCODER_DECODER, **MROPE, **SPANS, **REFUSED}
+FAMILIES = {**ATTENTION, **SERVED_SINCE_5_24, **HYBRID, **ENCODER_DECODER, **MROPE, **SPANS, **REFUSED}
 
 
 def build(name, dtype=torch.float32, attention="eager", seed=20261, **changes):

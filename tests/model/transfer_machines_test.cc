@@ -1,11 +1,11 @@
-// What strangers say to a transfer is refused and costs no memory; what the two sides answer.
+// The two machines of a transfer, event by event; what strangers say to them costs no memory.
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "src/base/error.h"
@@ -98,43 +98,35 @@ class TransferReceiver : public testing::Test {
   static constexpr PeerId kPeer = 4, kOtherPeer = 5;
 
   // True: its payload is wanted.
-  bool say(MessageKind kind, uint64_t payload_bytes = 0, uint64_t from = kSender,
-           uint64_t to = kEpoch) {
-    Message message = message_of(kind);
+  bool say(Message message, uint64_t from = kSender, uint64_t to = kEpoch) {
     message.from_epoch = from;
     message.to_epoch = to;
-    message.payload_bytes = payload_bytes;
     into_.clear();
     last_ = message;
     return receiver_.on_message(from == kSender ? kPeer : kOtherPeer, message, 1, &into_);
   }
-  // The sender's greeting arrives.
-  void greet() {
-    Hello hello;
-    const Frame body = encode(hello);
-    ASSERT_TRUE(say(MessageKind::kHello, body.size()));
-    std::memcpy(into_.at(0).data, body.data(), body.size());
-    receiver_.on_landed(last_, true, 2);
+  bool say(MessageKind kind, uint64_t payload_bytes = 0, uint64_t from = kSender,
+           uint64_t to = kEpoch) {
+    Message message = message_of(kind);
+    message.payload_bytes = payload_bytes;
+    return say(std::move(message), from, to);
   }
-  // One of the three, with this digest. True: it is wanted.
+  // One of the three, with this digest.
   bool say_chunk(uint32_t chunk, uint64_t digest) {
     Message message = message_of(MessageKind::kData);
-    message.from_epoch = kSender;
-    message.to_epoch = kEpoch;
     message.payload_bytes = rows_.chunk_bytes(chunk);
     message.digest = digest;
     message.chunk = chunk;
-    into_.clear();
-    last_ = message;
-    return receiver_.on_message(kPeer, message, 3, &into_);
+    return say(std::move(message));
   }
-  void finish(const std::vector<uint64_t>& digests) {
-    Fin fin;
-    fin.digests = digests;
-    const Frame body = encode(fin);
-    ASSERT_TRUE(say(MessageKind::kFin, body.size()));
+  void land(MessageKind kind, const Frame& body) {
+    ASSERT_TRUE(say(kind, body.size()));
     std::memcpy(into_.at(0).data, body.data(), body.size());
-    receiver_.on_landed(last_, true, 4);
+    receiver_.on_landed(last_, true, 2);
+  }
+  void greet() { land(MessageKind::kHello, encode(Hello{})); }
+  void finish(const std::vector<uint64_t>& digests) {
+    land(MessageKind::kFin, encode(Fin{digests, {}}));
   }
   // What it has answered since the last time.
   std::vector<MessageKind> answers() {
