@@ -693,8 +693,8 @@ void Transport::run_thread() {
       {
         const std::shared_ptr<Transport> kept = self.lock();
         call_ended();
-        // A function may have destroyed the transport. Nobody joins this thread then: what it reads,
-        // it reads while the transport is held.
+        // A function may have destroyed the transport. Nobody joins this thread then: what it
+        // reads, it reads while the transport is held.
         if (stops_) return;
       }
       if (self.expired()) return;
