@@ -168,7 +168,8 @@ std::vector<std::pair<std::string, const char*>> settings_of(unsigned minor) {
     settings.emplace_back("PUT_ENABLE", "n");
   }
   // UCX 1.16 to 1.21 reads its registration cache when a request is given up, whether there is one
-  // or not. It patches mmap in memory; elsewhere it is left out.
+  // or not: where UCX_MEM_EVENTS=n leaves it without, the transport is refused. Later ones and
+  // earlier ones do as well without it.
   const bool needs_cache = minor >= kNewProtocols && minor < kNeedsNoCache;
   settings.emplace_back("RCACHE_ENABLE", needs_cache ? "y" : "n");
   return settings;
