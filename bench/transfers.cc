@@ -124,8 +124,8 @@ class Chunks final : private TransferEvents {
  public:
   explicit Chunks(uint64_t in_flight)
       : in_flight_(in_flight),
-        engine_(open_ucx_engine(nullptr)),
-        other_(open_ucx_engine(nullptr)),
+        engine_(open_ucx_engine(nullptr, false)),
+        other_(open_ucx_engine(nullptr, false)),
         peer_(engine_->connect(other_->address())) {}
 
   double move(const std::vector<IoRange>& from, const std::vector<IoRange>& to) {
@@ -165,8 +165,8 @@ class Chunks final : private TransferEvents {
                     uint64_t*) override {
       return false;
     }
-    void on_received(uint64_t, bool) override {}
-    void on_sent(uint64_t) override { ++num_back; }
+    void on_received(uint64_t, bool, IoDigest) override {}
+    void on_sent(uint64_t, IoDigest) override { ++num_back; }
     void on_closed(PeerId) override { throw std::runtime_error("the engine is broken"); }
 
     size_t num_back = 0;
@@ -183,8 +183,8 @@ class Chunks final : private TransferEvents {
     *token = index;
     return true;
   }
-  void on_received(uint64_t, bool) override { ++num_landed_; }
-  void on_sent(uint64_t) override {}
+  void on_received(uint64_t, bool, IoDigest) override { ++num_landed_; }
+  void on_sent(uint64_t, IoDigest) override {}
   void on_closed(PeerId) override {}
 
   const uint64_t in_flight_;

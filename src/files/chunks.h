@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "src/base/digest.h"
 #include "src/base/memory.h"
 #include "src/files/byte_sink.h"
 #include "src/files/byte_source.h"
@@ -60,20 +61,6 @@ constexpr uint32_t chunk_tag(const char (&name)[5]) {
          static_cast<uint32_t>(name[2]) << 16 | static_cast<uint32_t>(name[3]) << 24;
 }
 constexpr uint32_t kEndTag = chunk_tag("END ");
-
-// XXH3 of 64 bits.
-uint64_t digest_of(const void* data, size_t size, uint64_t seed = 0) noexcept;
-
-// The same of bytes in ranges, however they are cut.
-class StreamDigest {
- public:
-  StreamDigest() noexcept;
-  void add(const void* data, size_t size) noexcept;
-  uint64_t value() const noexcept;
-
- private:
-  alignas(64) std::byte state_[576];
-};
 
 class ChunkWriter {
  public:

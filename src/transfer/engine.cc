@@ -1,6 +1,6 @@
 #include "src/transfer/engine.h"
 
-#include "src/files/chunks.h"
+#include "src/base/digest.h"
 
 namespace kvc {
 

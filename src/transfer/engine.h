@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,10 @@ size_t total_bytes(const std::vector<IoRange>& ranges);
 // XXH3 of 64 bits, however the bytes are cut into ranges.
 uint64_t digest_of(const std::vector<IoRange>& ranges) noexcept;
 
+// The digest of a payload that has passed through the engine's hands, which costs less than to read
+// it once more. Nothing where it has not.
+using IoDigest = std::optional<uint64_t>;
+
 // A connection. Never given again by one engine.
 using PeerId = uint64_t;
 
@@ -36,10 +41,10 @@ struct TransferEvents {
                           std::vector<IoRange>* into, uint64_t* token) = 0;
   // Once for each payload that was wanted, whatever happens: from here on nothing is written there.
   // `is_whole`: all of it has come.
-  virtual void on_received(uint64_t token, bool is_whole) = 0;
+  virtual void on_received(uint64_t token, bool is_whole, IoDigest digest) = 0;
   // Once for each send(), whatever happens: from here on nothing is read from its ranges. It says
   // nothing of the peer.
-  virtual void on_sent(uint64_t token) = 0;
+  virtual void on_sent(uint64_t token, IoDigest digest) = 0;
   // The connection is gone, after on_received() and on_sent() for all of its requests.
   virtual void on_closed(PeerId peer) = 0;
 };

@@ -210,7 +210,7 @@ bool LoopbackEngine::step(TransferEvents& events) {
     case Packet::Kind::kSent:
       finish();
       lock.unlock();
-      events.on_sent(packet.sent_token);
+      events.on_sent(packet.sent_token, {});
       return true;
     case Packet::Kind::kClosed: {
       const auto found = net.connections_.find(packet.peer);
@@ -252,7 +252,7 @@ bool LoopbackEngine::step(TransferEvents& events) {
   net.tell_sender(packet);
   finish();
   lock.unlock();
-  events.on_received(packet.landing_token, is_whole);
+  events.on_received(packet.landing_token, is_whole, {});
   return true;
 }
 

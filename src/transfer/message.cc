@@ -2,10 +2,10 @@
 
 #include <cstring>
 
+#include "src/base/digest.h"
 #include "src/base/error.h"
 #include "src/base/random.h"
 #include "src/base/wire.h"
-#include "src/files/chunks.h"
 #include "src/plan/spec.h"
 
 namespace kvc {

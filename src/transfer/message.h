@@ -12,8 +12,9 @@
 //     CANCEL ----> CANCELLED, either way     the end, with a reason
 //
 // A message is a header, which is small and carries its own digest, and for HELLO, DATA and FIN a
-// payload, whose length and digest are in the header. Every message may be lost, come twice or come
-// late: both sides repeat what was not answered, and answer again what they have seen before.
+// payload. The header has the payload's length, and its digest for HELLO and FIN. That of a chunk is
+// in FIN, so that it can be made while the chunk moves. Every message may be lost, come twice or
+// come late: both sides repeat what was not answered, and answer again what they have seen before.
 #pragma once
 
 #include <array>
@@ -59,7 +60,7 @@ struct Message {
   uint64_t to_epoch = 0;
   bool is_for_receiver = false;  // Both sides may lie in one process.
   uint64_t payload_bytes = 0;
-  uint64_t digest = 0;           // Digest of the payload.
+  uint64_t digest = 0;           // HELLO, FIN: digest of the payload.
   uint32_t chunk = 0;            // DATA.
   kvc_status status = KVC_OK;    // CANCEL; NACK: KVC_OK where it names chunks.
   std::string text;              // CANCEL, NACK: a sentence for people.

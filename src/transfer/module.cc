@@ -4,8 +4,10 @@
 
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -71,11 +73,11 @@ class EngineOfModule final : public TransferEngine {
       *into = ranges;
       return wants;
     }
-    void on_received(uint64_t token, bool is_whole) noexcept override {
-      keep([&] { to.on_received(token, is_whole); });
+    void on_received(uint64_t token, bool is_whole, IoDigest digest) noexcept override {
+      keep([&] { to.on_received(token, is_whole, digest); });
     }
-    void on_sent(uint64_t token) noexcept override {
-      keep([&] { to.on_sent(token); });
+    void on_sent(uint64_t token, IoDigest digest) noexcept override {
+      keep([&] { to.on_sent(token, digest); });
     }
     void on_closed(PeerId peer) noexcept override {
       keep([&] { to.on_closed(peer); });
@@ -117,12 +119,18 @@ const TransferModule* find_ucx(std::string* why) {
 
 bool has_ucx_engine() { return find_ucx(nullptr) != nullptr; }
 
-std::unique_ptr<TransferEngine> open_ucx_engine(const char* address) {
+bool has_rdma() noexcept {
+  std::error_code none;
+  const std::filesystem::directory_iterator devices("/sys/class/infiniband", none);
+  return !none && devices != std::filesystem::directory_iterator();
+}
+
+std::unique_ptr<TransferEngine> open_ucx_engine(const char* address, bool copies) {
   std::string why;
   const TransferModule* module = find_ucx(&why);
   if (module == nullptr) fail(KVC_E_UNSUPPORTED, "desc.engine = \"ucx\": %s", why.c_str());
   TransferFailure failure;
-  std::unique_ptr<ModuleEngine> engine(module->open(address, &failure));
+  std::unique_ptr<ModuleEngine> engine(module->open(address, copies, &failure));
   if (engine == nullptr) fail_with(failure);
   return std::make_unique<EngineOfModule>("ucx", std::move(engine));
 }

@@ -20,8 +20,8 @@ using TransferFailure = ModuleFailure;
 struct ModuleEvents {
   virtual bool on_message(PeerId from, std::span<const std::byte> header, uint64_t payload_bytes,
                           std::span<const IoRange>* into, uint64_t* token) noexcept = 0;
-  virtual void on_received(uint64_t token, bool is_whole) noexcept = 0;
-  virtual void on_sent(uint64_t token) noexcept = 0;
+  virtual void on_received(uint64_t token, bool is_whole, IoDigest digest) noexcept = 0;
+  virtual void on_sent(uint64_t token, IoDigest digest) noexcept = 0;
   virtual void on_closed(PeerId peer) noexcept = 0;
 
  protected:
@@ -48,14 +48,17 @@ class ModuleEngine {
 
 struct TransferModule {
   ModuleTable table;
-  // `address`: nullable. Null with a failure.
-  ModuleEngine* (*open)(const char* address, TransferFailure* failure);
+  // `address`: nullable. `copies`: payloads pass through the engine's hands, which gives digests of
+  // them; else the network may take them where they lie. Null with a failure.
+  ModuleEngine* (*open)(const char* address, bool copies, TransferFailure* failure);
 };
 
 // Whether the engine "ucx" can be loaded.
 bool has_ucx_engine();
-// Engine "ucx" of libkvcache_transport_ucx.so. `address`: nullable. Throws UNSUPPORTED where there
-// is no such module, and the module's own failure.
-std::unique_ptr<TransferEngine> open_ucx_engine(const char* address);
+// Whether this machine has a network card that moves memory by itself (RDMA).
+bool has_rdma() noexcept;
+// Engine "ucx" of libkvcache_transport_ucx.so. `address`: nullable. `copies`: see TransferModule.
+// Throws UNSUPPORTED where there is no such module, and the module's own failure.
+std::unique_ptr<TransferEngine> open_ucx_engine(const char* address, bool copies = !has_rdma());
 
 }  // namespace kvc

@@ -55,14 +55,10 @@ bool Receiver::accept_body(const Message& message, uint64_t most, std::vector<Io
 bool Receiver::accept_chunk(const Message& message, std::vector<IoRange>* into) {
   if (message.chunk >= chunks_.size()) return false;
   Chunk& chunk = chunks_[message.chunk];
-  if (chunk.is_landing || message.payload_bytes != target_->chunk_bytes(message.chunk))
+  // One that is here comes again only when it was asked for again.
+  if (chunk.is_landing || chunk.is_done ||
+      message.payload_bytes != target_->chunk_bytes(message.chunk))
     return false;
-  if (chunk.is_done) {
-    if (chunk.digest == message.digest) return false;
-    chunk.is_done = false;  // The sender's rows have changed.
-    --num_done_;
-    bytes_done_ -= message.payload_bytes;
-  }
   *into = target_->chunk_ranges(message.chunk);
   chunk.is_landing = true;
   ++num_landing_;
@@ -119,27 +115,22 @@ bool Receiver::on_message(PeerId from, const Message& message, int64_t now,
   return false;
 }
 
-void Receiver::on_landed(const Message& message, bool is_good, int64_t now) {
+void Receiver::on_landed(const Message& message, bool is_whole, uint64_t digest, int64_t now) {
   --num_landing_;
+  // The digest of a chunk is known when FIN comes.
+  const bool is_good = is_whole && (message.kind == MessageKind::kData || digest == message.digest);
+  num_damaged_ += !is_good;
   if (message.kind == MessageKind::kData) {
     Chunk& chunk = chunks_[message.chunk];
     chunk.is_landing = false;
     if (state_ == State::kReceiving) {
       if (is_good) {
         chunk.is_done = true;
-        chunk.digest = message.digest;
+        chunk.digest = digest;
         ++num_done_;
         bytes_done_ += message.payload_bytes;
-      } else if (++chunk.num_damaged < kMostDamaged) {
-        ++num_resent_;
-        say(MessageKind::kNack, KVC_OK, {}, {message.chunk});
-        last_said_ = now;
-      } else {
-        fail_with_error(KVC_E_CORRUPT,
-                        "chunk " + std::to_string(message.chunk) + " of " +
-                            std::to_string(chunks_.size()) + " came damaged " +
-                            std::to_string(kMostDamaged) + " times",
-                        now);
+      } else if (count_damage(message.chunk, now)) {
+        ask_again({message.chunk}, now);
       }
     }
   } else {
@@ -167,6 +158,22 @@ void Receiver::on_hello(int64_t now) {
   say(MessageKind::kAccept);
 }
 
+// False: it was so too often, and the transfer has ended.
+bool Receiver::count_damage(uint32_t chunk, int64_t now) {
+  if (++chunks_[chunk].num_damaged < kMostDamaged) return true;
+  fail_with_error(KVC_E_CORRUPT,
+                  "chunk " + std::to_string(chunk) + " of " + std::to_string(chunks_.size()) +
+                      " came damaged " + std::to_string(kMostDamaged) + " times",
+                  now);
+  return false;
+}
+
+void Receiver::ask_again(std::vector<uint32_t> chunks, int64_t now) {
+  num_resent_ += static_cast<uint32_t>(chunks.size());
+  last_said_ = now;
+  say(MessageKind::kNack, KVC_OK, {}, std::move(chunks));
+}
+
 void Receiver::on_fin(int64_t now) {
   has_fin_ = false;
   try {
@@ -176,12 +183,19 @@ void Receiver::on_fin(int64_t now) {
            chunks_.size());
     std::vector<uint32_t> missing;
     for (uint32_t i = 0; i < chunks_.size() && missing.size() < kMostNamedChunks; ++i) {
-      if (!chunks_[i].is_done || chunks_[i].digest != fin.digests[i]) missing.push_back(i);
+      Chunk& chunk = chunks_[i];
+      if (chunk.is_done && chunk.digest == fin.digests[i]) continue;
+      if (chunk.is_done) {
+        chunk.is_done = false;
+        --num_done_;
+        bytes_done_ -= target_->chunk_bytes(i);
+        ++num_damaged_;
+        if (!count_damage(i, now)) return;
+      }
+      missing.push_back(i);
     }
-    last_said_ = now;
     if (!missing.empty()) {
-      num_resent_ += static_cast<uint32_t>(missing.size());
-      say(MessageKind::kNack, KVC_OK, {}, std::move(missing));
+      ask_again(std::move(missing), now);
       return;
     }
     target_->finish(fin.description);

@@ -47,13 +47,15 @@ class Receiver {
   PeerId peer() const { return peer_; }
   const TransferEnd& end() const { return end_; }
   TransferProgress progress() const;
+  // Payloads that were incomplete, or had another digest.
+  uint64_t num_damaged() const { return num_damaged_; }
 
   // ---- Events
 
   // A message of this transfer. True: its payload goes to `into`; on_landed() follows.
   bool on_message(PeerId from, const Message& message, int64_t now, std::vector<IoRange>* into);
-  // `is_good`: all of the payload is here, with the digest of its message.
-  void on_landed(const Message& message, bool is_good, int64_t now);
+  // `is_whole`: all of the payload is here, and this is its digest.
+  void on_landed(const Message& message, bool is_whole, uint64_t digest, int64_t now);
   void on_closed(PeerId peer, int64_t now);
   void on_time(int64_t now);
   void cancel(kvc_status status, std::string text, int64_t now);
@@ -71,6 +73,8 @@ class Receiver {
   bool accept_chunk(const Message& message, std::vector<IoRange>* into);
   void on_hello(int64_t now);
   void on_fin(int64_t now);
+  bool count_damage(uint32_t chunk, int64_t now);
+  void ask_again(std::vector<uint32_t> chunks, int64_t now);
   void say(MessageKind kind, kvc_status status = KVC_OK, std::string text = {},
            std::vector<uint32_t> chunks = {});
   void fail_with_error(kvc_status status, const std::string& text, int64_t now);
@@ -95,7 +99,7 @@ class Receiver {
   uint64_t peer_epoch_ = 0;
   std::vector<Chunk> chunks_;
   uint32_t num_done_ = 0, num_resent_ = 0;
-  uint64_t bytes_done_ = 0, bytes_total_ = 0;
+  uint64_t bytes_done_ = 0, bytes_total_ = 0, num_damaged_ = 0;
   std::vector<std::byte> body_;  // HELLO or FIN, until it has been read.
   bool is_body_landing_ = false;
   bool has_fin_ = false;

@@ -67,14 +67,12 @@ void Sender::say(Message message, std::vector<IoRange> ranges, int64_t now) {
   last_said_ = now;
   message.payload_bytes = total_bytes(ranges);
   if (message.payload_bytes != 0) {
-    message.digest = digest_of(ranges);
     ++num_out_;
     if (message.kind == MessageKind::kData) {
-      Chunk& chunk = chunks_[message.chunk];
-      chunk.digest = message.digest;
-      chunk.is_out = true;
+      chunks_[message.chunk].is_out = true;
       bytes_out_ += message.payload_bytes;
     } else {
+      message.digest = digest_of(ranges);
       ++num_bodies_out_;
     }
   }
@@ -173,11 +171,12 @@ void Sender::on_message(PeerId from, const Message& message, int64_t now) {
   }
 }
 
-void Sender::on_sent(const Message& message, int64_t now) {
+void Sender::on_sent(const Message& message, uint64_t digest, int64_t now) {
   --num_out_;
   if (message.kind == MessageKind::kData) {
     Chunk& chunk = chunks_[message.chunk];
     chunk.is_out = false;
+    chunk.digest = digest;
     source_->release(message.chunk);
     bytes_out_ -= message.payload_bytes;
     if (!chunk.was_sent) {

@@ -53,7 +53,8 @@ class Sender {
   // More chunks are ready, and with `is_all` what FIN says. They leave with the next on_time().
   void on_ready(const std::vector<uint32_t>& chunks, bool is_all);
   void on_message(PeerId from, const Message& message, int64_t now);
-  void on_sent(const Message& message, int64_t now);
+  // `digest`: digest of its payload.
+  void on_sent(const Message& message, uint64_t digest, int64_t now);
   void on_closed(PeerId peer, int64_t now);
   // Before the receiver has answered: its connection is gone, and there is another.
   void on_reconnected(PeerId peer, int64_t now) noexcept;

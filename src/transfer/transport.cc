@@ -391,7 +391,7 @@ void Transport::transmit(PeerId peer, Message message, const std::vector<IoRange
       const std::vector<std::byte> header = encode(message);
       if (has_payload) {
         token = ++last_token_;
-        sent_.emplace(token, Sent{transfer, message});
+        sent_.emplace(token, Sent{transfer, message, ranges});
       }
       engine_->send(peer, header, ranges, token);
       ++counters_.messages_sent;
@@ -402,7 +402,8 @@ void Transport::transmit(PeerId peer, Message message, const std::vector<IoRange
       engine_->close(peer);
     }
   }
-  if (has_payload) transfer->sender_->on_sent(message, engine_->now());
+  // Without a connection the transfer has ended, or is about to.
+  if (has_payload) transfer->sender_->on_sent(message, 0, engine_->now());
 }
 
 void Transport::flush(const std::shared_ptr<Transfer>& transfer) noexcept {
@@ -541,16 +542,18 @@ bool Transport::on_message(PeerId from, std::span<const std::byte> header, uint6
   return wants;
 }
 
-void Transport::on_received(uint64_t token, bool is_whole) {
+void Transport::on_received(uint64_t token, bool is_whole, IoDigest digest) {
   const auto found = landings_.find(token);
   if (found == landings_.end()) return;
   Landing landing = std::move(found->second);
   landings_.erase(found);
   counters_.bytes_received += landing.message.payload_bytes;
-  const bool is_good = is_whole && digest_of(landing.ranges) == landing.message.digest;
-  if (!is_good) ++counters_.payloads_damaged;
+  if (is_whole && !digest) digest = digest_of(landing.ranges);
+  Receiver& receiver = *landing.transfer->receiver_;
+  const uint64_t num_damaged = receiver.num_damaged();
   try {
-    landing.transfer->receiver_->on_landed(landing.message, is_good, engine_->now());
+    receiver.on_landed(landing.message, is_whole, digest.value_or(0), engine_->now());
+    counters_.payloads_damaged += receiver.num_damaged() - num_damaged;
     flush(landing.transfer);
   } catch (const std::exception&) {
     engine_->close(landing.peer);
@@ -558,13 +561,14 @@ void Transport::on_received(uint64_t token, bool is_whole) {
   }
 }
 
-void Transport::on_sent(uint64_t token) {
+void Transport::on_sent(uint64_t token, IoDigest digest) {
   const auto found = sent_.find(token);
   if (found == sent_.end()) return;
   const Sent sent = std::move(found->second);
   sent_.erase(found);
+  if (!digest && sent.message.kind == MessageKind::kData) digest = digest_of(sent.ranges);
   try {
-    sent.transfer->sender_->on_sent(sent.message, engine_->now());
+    sent.transfer->sender_->on_sent(sent.message, digest.value_or(0), engine_->now());
     flush(sent.transfer);
   } catch (const std::exception&) {
     engine_->close(sent.transfer->sender_->peer());

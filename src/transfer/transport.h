@@ -186,6 +186,7 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   struct Sent {
     std::shared_ptr<Transfer> transfer;
     Message message;
+    std::vector<IoRange> ranges;
   };
   struct Tombstone {
     int64_t until;
@@ -197,8 +198,8 @@ class Transport final : private TransferEvents, public std::enable_shared_from_t
   Transport(std::unique_ptr<TransferEngine> engine, const TransportOptions& options);
   bool on_message(PeerId from, std::span<const std::byte> header, uint64_t payload_bytes,
                   std::vector<IoRange>* into, uint64_t* token) override;
-  void on_received(uint64_t token, bool is_whole) override;
-  void on_sent(uint64_t token) override;
+  void on_received(uint64_t token, bool is_whole, IoDigest digest) override;
+  void on_sent(uint64_t token, IoDigest digest) override;
   void on_closed(PeerId peer) override;
 
   // All of these under the lock.

@@ -87,8 +87,8 @@ class Stranger final : public TransferEvents {
     (void)decode_message(header);  // The library says nothing that it does not understand itself.
     return false;
   }
-  void on_received(uint64_t, bool) override {}
-  void on_sent(uint64_t) override {}
+  void on_received(uint64_t, bool, IoDigest) override {}
+  void on_sent(uint64_t, IoDigest) override {}
   void on_closed(PeerId) override {}
 
   LoopbackEngine engine_;
@@ -233,9 +233,9 @@ void run(Input& input) {
     if (input.one_in(10)) edit(input, &payload);
     message.payload_bytes = payload.size();
     message.digest = digest_of(payload.data(), payload.size());
+    if (input.one_in(12)) message.digest ^= 1;
     if (message.kind == MessageKind::kData && message.chunk < 64)
       digests[message.chunk] = message.digest;
-    if (input.one_in(12)) message.digest ^= 1;
     if (input.one_in(12)) message.payload_bytes = input.take(8);
     Bytes header;
     header = encode(message);

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/digest.h"
 #include "src/base/error.h"
-#include "src/files/chunks.h"
 #include "src/transfer/message.h"
 #include "src/transfer/receiver.h"
 #include "src/transfer/sender.h"
@@ -111,18 +111,17 @@ class TransferReceiver : public testing::Test {
     message.payload_bytes = payload_bytes;
     return say(std::move(message), from, to);
   }
-  // One of the three, with this digest.
-  bool say_chunk(uint32_t chunk, uint64_t digest) {
+  // One of the three.
+  bool say_chunk(uint32_t chunk) {
     Message message = message_of(MessageKind::kData);
     message.payload_bytes = rows_.chunk_bytes(chunk);
-    message.digest = digest;
     message.chunk = chunk;
     return say(std::move(message));
   }
   void land(MessageKind kind, const Frame& body) {
     ASSERT_TRUE(say(kind, body.size()));
     std::memcpy(into_.at(0).data, body.data(), body.size());
-    receiver_.on_landed(last_, true, 2);
+    receiver_.on_landed(last_, true, last_.digest, 2);
   }
   void greet() { land(MessageKind::kHello, encode(Hello{})); }
   void finish(const std::vector<uint64_t>& digests) {
@@ -173,7 +172,7 @@ TEST_F(TransferReceiver, ASenderThatCancelsInItsGreetingIsHeard) {
   const Message hello = last_;
   EXPECT_FALSE(say(MessageKind::kCancel));
   EXPECT_EQ(receiver_.state(), Receiver::State::kEnding);
-  receiver_.on_landed(hello, true, 2);
+  receiver_.on_landed(hello, true, hello.digest, 2);
   EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
   EXPECT_EQ(receiver_.end().status, KVC_E_TIMEOUT);
   EXPECT_EQ(rows_.num_begun, 0);
@@ -185,34 +184,67 @@ TEST_F(TransferReceiver, WhatIsMeantForAnEarlierProcessIsNotHeard) {
   EXPECT_EQ(answers(), Kinds{});
 }
 
-TEST_F(TransferReceiver, AChunkThatComesDamagedThreeTimesEndsIt) {
+TEST_F(TransferReceiver, AChunkThatComesInPartThreeTimesEndsIt) {
   greet();
   EXPECT_EQ(answers(), Kinds{MessageKind::kAccept});
   for (int time = 1; time <= 3; ++time) {
-    ASSERT_TRUE(say_chunk(0, 7)) << time;
-    receiver_.on_landed(last_, false, 3);
+    ASSERT_TRUE(say_chunk(0)) << time;
+    receiver_.on_landed(last_, false, 0, 3);
     EXPECT_EQ(answers(), Kinds{time < 3 ? MessageKind::kNack : MessageKind::kCancel});
   }
   EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
   EXPECT_EQ(receiver_.end().status, KVC_E_CORRUPT);
+  EXPECT_EQ(receiver_.num_damaged(), 3u);
 }
 
-// Rows that have changed behind the sender's back come again.
-TEST_F(TransferReceiver, ChunksOfOtherDigestsThanTheLastOnesAreAskedForAgain) {
+TEST_F(TransferReceiver, AChunkThatComesDamagedThreeTimesEndsIt) {
+  greet();
+  for (const uint32_t chunk : {1u, 2u}) {
+    ASSERT_TRUE(say_chunk(chunk));
+    receiver_.on_landed(last_, true, chunk + 1, 3);
+  }
+  (void)answers();
+  for (int time = 1; time <= 3; ++time) {
+    ASSERT_TRUE(say_chunk(0)) << time;
+    receiver_.on_landed(last_, true, 100, 3);
+    EXPECT_EQ(receiver_.progress().chunks_done, 3u);
+    finish({1, 2, 3});
+    EXPECT_EQ(answers(), Kinds{time < 3 ? MessageKind::kNack : MessageKind::kCancel});
+    EXPECT_EQ(receiver_.progress().chunks_done, 2u);
+    EXPECT_EQ(receiver_.progress().bytes_done, 2 * rows_.chunk_bytes(0));
+  }
+  EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);
+  EXPECT_EQ(receiver_.end().status, KVC_E_CORRUPT);
+  EXPECT_EQ(receiver_.num_damaged(), 3u);
+}
+
+TEST_F(TransferReceiver, AGreetingOfAnotherDigestIsNotRead) {
+  const Frame body = encode(Hello{});
+  ASSERT_TRUE(say(MessageKind::kHello, body.size()));
+  std::memcpy(into_.at(0).data, body.data(), body.size());
+  receiver_.on_landed(last_, true, last_.digest + 1, 2);
+  EXPECT_EQ(rows_.num_begun, 0);
+  EXPECT_EQ(receiver_.num_damaged(), 1u);
+  greet();
+  EXPECT_EQ(rows_.num_begun, 1);
+}
+
+TEST_F(TransferReceiver, ChunksOfOtherDigestsThanTheSendersAreAskedForAgain) {
   greet();
   for (const uint32_t chunk : {0u, 1u, 2u}) {
-    ASSERT_TRUE(say_chunk(chunk, chunk + 1));
-    receiver_.on_landed(last_, true, 3);
+    ASSERT_TRUE(say_chunk(chunk));
+    receiver_.on_landed(last_, true, chunk + 1, 3);
   }
-  EXPECT_FALSE(say_chunk(0, 1)) << "it is here";
+  EXPECT_FALSE(say_chunk(0)) << "it is here";
   (void)answers();
   finish({1, 9, 3});
   const std::vector<Outgoing> asked = receiver_.take_outgoing();
   ASSERT_EQ(asked.size(), 1u);
   EXPECT_EQ(asked[0].message.kind, MessageKind::kNack);
   EXPECT_EQ(asked[0].message.chunks, std::vector<uint32_t>{1});
-  ASSERT_TRUE(say_chunk(1, 9));
-  receiver_.on_landed(last_, true, 5);
+  EXPECT_FALSE(say_chunk(0)) << "it is here still";
+  ASSERT_TRUE(say_chunk(1));
+  receiver_.on_landed(last_, true, 9, 5);
   finish({1, 9, 3});
   EXPECT_EQ(answers(), Kinds{MessageKind::kAck});
   EXPECT_EQ(receiver_.state(), Receiver::State::kArrived);
@@ -272,7 +304,7 @@ class TransferSender : public testing::Test {
     for (std::vector<Outgoing> some; !(some = sender_.take_outgoing()).empty();) {
       for (const Outgoing& one : some) {
         kinds.push_back(one.message.kind);
-        if (one.message.payload_bytes != 0) sender_.on_sent(one.message, now);
+        if (one.message.payload_bytes != 0) sender_.on_sent(one.message, 0, now);
       }
     }
     return kinds;
@@ -315,10 +347,10 @@ TEST_F(TransferSender, ItIsOverWhenNothingIsReadAnyMore) {
     const std::vector<Outgoing> rows = sender.take_outgoing();
     ASSERT_EQ(rows.size(), 2u);
     sender.on_message(kPeer, heard(last), 1);
-    sender.on_sent(hello, 2);
-    sender.on_sent(rows[0].message, 2);
+    sender.on_sent(hello, 0, 2);
+    sender.on_sent(rows[0].message, 0, 2);
     EXPECT_FALSE(sender.is_over()) << message_name(last);
-    sender.on_sent(rows[1].message, 3);
+    sender.on_sent(rows[1].message, 0, 3);
     EXPECT_TRUE(sender.is_over()) << message_name(last);
   }
 }
@@ -327,12 +359,12 @@ TEST_F(TransferSender, SoManyBytesAreOnTheirWayAtOnce) {
   TransferLimits narrow;
   narrow.bytes_in_flight = 31;
   Sender sender(&source_, random_transfer_id(), kEpoch, kReceiver, kPeer, narrow, 0, kNever);
-  sender.on_sent(sender.take_outgoing().at(0).message, 0);
+  sender.on_sent(sender.take_outgoing().at(0).message, 0, 0);
   sender.on_ready({0, 1}, true);
   sender.on_message(kPeer, heard(MessageKind::kAccept), 1);
   const std::vector<Outgoing> first = sender.take_outgoing();
   ASSERT_EQ(first.size(), 1u);
-  sender.on_sent(first[0].message, 2);
+  sender.on_sent(first[0].message, 0, 2);
   EXPECT_EQ(sender.take_outgoing().at(0).message.chunk, 1u);
 }
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "src/base/digest.h"
 #include "src/base/error.h"
-#include "src/files/chunks.h"
 #include "src/transfer/message.h"
 
 namespace kvc {

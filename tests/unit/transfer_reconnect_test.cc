@@ -41,8 +41,8 @@ class Listener final : public TransferEvents {
     if (message.kind == MessageKind::kHello) greetings.push_back(message.id);
     return false;
   }
-  void on_received(uint64_t, bool) override {}
-  void on_sent(uint64_t) override {}
+  void on_received(uint64_t, bool, IoDigest) override {}
+  void on_sent(uint64_t, IoDigest) override {}
   void on_closed(PeerId) override {}
 
   LoopbackEngine engine_;

@@ -2,7 +2,9 @@
 //
 // A message without a payload is an active message of its own id, sent eagerly. One with a payload
 // is a rendezvous: the receiver names the memory when it has the header, or refuses before a byte
-// has moved. Both sides give lists of ranges, so that pages are not copied together.
+// has moved. Both sides give lists of ranges, so that pages are not copied together. Where UCX has
+// to copy them anyhow, into what it sends over TCP, this file does it, and makes the digest of what
+// it has in the caches just then.
 //
 // Endpoints are in peer error mode: requests come back whatever happens to the other side, and
 // after a forced close nothing is written for its peer any more. That mode leaves shared memory
@@ -33,6 +35,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/digest.h"
 #include "src/base/thread.h"
 #include "src/transfer/module.h"
 #include "src/transfer/ucx/address.h"
@@ -58,7 +61,7 @@ bool refuse(TransferFailure* failure, const char* what, ucs_status_t status) noe
 
 class UcxEngine final : public ModuleEngine {
  public:
-  UcxEngine() = default;
+  explicit UcxEngine(bool copies) : copies_(copies) {}
   ~UcxEngine() override;
   // Once. False with a failure.
   bool open(const char* address, TransferFailure* failure);
@@ -82,6 +85,14 @@ class UcxEngine final : public ModuleEngine {
     bool is_ending = false;       // It broke, or is to be closed.
     size_t num_requests = 0;      // Sends and landings that have not been told.
   };
+  // What has been copied of a payload. UCX may send it over several ways at once: then bytes come
+  // in another order, and there is no digest.
+  struct Copied {
+    StreamDigest digest;
+    size_t range = 0, offset = 0;  // The next byte.
+    uint64_t bytes = 0;
+    bool is_in_order = true;
+  };
   // A request to UCX, from its start until its end is told.
   struct Request {
     UcxEngine* engine = nullptr;
@@ -92,6 +103,7 @@ class UcxEngine final : public ModuleEngine {
     uint64_t bytes = 0;
     std::vector<std::byte> header;     // UCX reads it until the end.
     std::vector<ucp_dt_iov_t> ranges;  // Likewise.
+    std::unique_ptr<Copied> copied;    // Null: UCX has the ranges.
     std::list<Request>::iterator self;
   };
 
@@ -99,6 +111,17 @@ class UcxEngine final : public ModuleEngine {
                                size_t bytes, const ucp_am_recv_param_t* param);
   static ucs_status_t on_payload(void* arg, const void* header, size_t header_bytes, void* data,
                                  size_t bytes, const ucp_am_recv_param_t* param);
+  // The datatype of a payload that is copied: its buffer is the request.
+  static void* start_pack(void* engine, const void* request, size_t count);
+  static void* start_unpack(void* engine, void* request, size_t count);
+  static size_t packed_size(void* request);
+  static size_t pack(void* request, size_t offset, void* to, size_t most);
+  static ucs_status_t unpack(void* request, size_t offset, const void* from, size_t bytes);
+  static void finish_copying(void* /*request*/) {}
+  template <typename Copy>
+  static size_t copy(Request& request, size_t offset, size_t most, const Copy& copy);
+  struct Memory;
+
   static void on_connection(ucp_conn_request_h connection, void* arg);
   static void on_broken(void* arg, ucp_ep_h endpoint, ucs_status_t status);
   static void on_send_done(void* request, ucs_status_t status, void* arg);
@@ -116,6 +139,8 @@ class UcxEngine final : public ModuleEngine {
   bool run_ucx(int most_rounds) noexcept;
   bool drain(int64_t for_ns) noexcept;
 
+  const bool copies_;
+  ucp_datatype_t datatype_ = 0;  // Where it copies.
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
@@ -207,6 +232,12 @@ bool UcxEngine::open_worker(const sockaddr_in& address, TransferFailure* failure
   worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   status = ucp_worker_create(context_, &worker, &worker_);
   if (status != UCS_OK) return refuse(failure, "no worker", status);
+  if (copies_) {
+    constexpr ucp_generic_dt_ops_t kOps{start_pack, start_unpack, packed_size,
+                                        pack,       unpack,       finish_copying};
+    status = ucp_dt_create_generic(&kOps, this, &datatype_);
+    if (status != UCS_OK) return refuse(failure, "no datatype", status);
+  }
   for (const auto& [id, callback] : {std::pair(kWords, &on_words), {kPayload, &on_payload}}) {
     ucp_am_handler_param_t handler{};
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -422,14 +453,77 @@ void set_ranges(std::span<const IoRange> ranges, std::vector<ucp_dt_iov_t>* out)
   }
 }
 
-// One range is given as such: then UCX copies nothing.
-struct Memory {
-  Memory(std::vector<ucp_dt_iov_t>& ranges, ucp_request_param_t* params)
-      : buffer(ranges.data()), count(ranges.size()) {
-    const bool is_one = ranges.size() == 1;
-    if (is_one) buffer = ranges.front().buffer, count = ranges.front().length;
+void* UcxEngine::start_pack(void*, const void* request, size_t) {
+  return const_cast<void*>(request);
+}
+
+void* UcxEngine::start_unpack(void*, void* request, size_t) { return request; }
+
+size_t UcxEngine::packed_size(void* request) { return static_cast<Request*>(request)->bytes; }
+
+// Calls copy(memory of the payload, its bytes) from `offset` on, for as much as stays in the first
+// cache. Returns the bytes of all calls.
+template <typename Copy>
+size_t UcxEngine::copy(Request& request, size_t offset, size_t most, const Copy& copy) {
+  constexpr size_t kMostAtOnce = 8192;
+  Copied& at = *request.copied;
+  if (offset != at.bytes) {
+    at.is_in_order = false;
+    at.bytes = offset;
+    for (at.range = 0;
+         at.range < request.ranges.size() && offset >= request.ranges[at.range].length;)
+      offset -= request.ranges[at.range++].length;
+    at.offset = offset;
+  }
+  size_t copied = 0;
+  while (copied < most && at.range < request.ranges.size()) {
+    const ucp_dt_iov_t& range = request.ranges[at.range];
+    const size_t bytes = std::min({range.length - at.offset, most - copied, kMostAtOnce});
+    copy(static_cast<std::byte*>(range.buffer) + at.offset, bytes);
+    copied += bytes;
+    at.offset += bytes;
+    if (at.offset == range.length) ++at.range, at.offset = 0;
+  }
+  at.bytes += copied;
+  return copied;
+}
+
+size_t UcxEngine::pack(void* request, size_t offset, void* to, size_t most) {
+  auto& sent = *static_cast<Request*>(request);
+  auto* next = static_cast<std::byte*>(to);
+  return copy(sent, offset, most, [&](const std::byte* from, size_t bytes) {
+    sent.copied->digest.add(from, bytes);
+    std::memcpy(next, from, bytes);
+    next += bytes;
+  });
+}
+
+ucs_status_t UcxEngine::unpack(void* request, size_t offset, const void* from, size_t bytes) {
+  auto& landing = *static_cast<Request*>(request);
+  const auto* next = static_cast<const std::byte*>(from);
+  const size_t copied = copy(landing, offset, bytes, [&](std::byte* to, size_t some) {
+    std::memcpy(to, next, some);
+    landing.copied->digest.add(to, some);
+    next += some;
+  });
+  return copied == bytes ? UCS_OK : UCS_ERR_MESSAGE_TRUNCATED;
+}
+
+// How UCX is told of a payload. One range is given as such: then UCX copies nothing.
+struct UcxEngine::Memory {
+  Memory(Request& request, ucp_request_param_t* params)
+      : buffer(request.ranges.data()), count(request.ranges.size()) {
+    const bool is_one = request.ranges.size() == 1;
     params->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
-    params->datatype = is_one ? ucp_dt_make_contig(1) : ucp_dt_make_iov();
+    if (request.copied != nullptr) {
+      buffer = &request, count = 1;
+      params->datatype = request.engine->datatype_;
+    } else if (is_one) {
+      buffer = request.ranges.front().buffer, count = request.ranges.front().length;
+      params->datatype = ucp_dt_make_contig(1);
+    } else {
+      params->datatype = ucp_dt_make_iov();
+    }
   }
 
   void* buffer;
@@ -443,6 +537,7 @@ bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<con
     Request& request = made.emplace_back();
     request.header.assign(header.begin(), header.end());
     set_ranges(ranges, &request.ranges);
+    if (copies_ && !request.ranges.empty()) request.copied = std::make_unique<Copied>();
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -451,6 +546,7 @@ bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<con
   request.self = std::prev(open_.end());
   request.engine = this;
   request.token = token;
+  for (const ucp_dt_iov_t& range : request.ranges) request.bytes += range.length;
   if (events_ == nullptr) wake();
   const auto found = peers_.find(to);
   if (found == peers_.end() || found->second.is_ending) {
@@ -468,7 +564,7 @@ bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<con
   params.user_data = &request;
   ucs_status_ptr_t started = nullptr;
   if (has_payload) {
-    const Memory memory(request.ranges, &params);
+    const Memory memory(request, &params);
     params.flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_RNDV;
     started = ucp_am_send_nbx(peer.endpoint, kPayload, request.header.data(), request.header.size(),
                               memory.buffer, memory.count, &params);
@@ -542,6 +638,7 @@ ucs_status_t UcxEngine::on_payload(void* arg, const void* header, size_t header_
   }
   try {
     set_ranges(into, &request.ranges);
+    if (engine->copies_) request.copied = std::make_unique<Copied>();
   } catch (const std::bad_alloc&) {
     engine->finish(request);
     return UCS_OK;
@@ -553,7 +650,7 @@ ucs_status_t UcxEngine::on_payload(void* arg, const void* header, size_t header_
   params.cb.recv_am = on_landing_done;
   params.user_data = &request;
   params.recv_info.length = &received;
-  const Memory memory(request.ranges, &params);
+  const Memory memory(request, &params);
   const ucs_status_ptr_t started =
       ucp_am_recv_data_nbx(engine->worker_, data, memory.buffer, memory.count, &params);
   if (!UCS_PTR_IS_PTR(started)) {
@@ -569,10 +666,14 @@ bool UcxEngine::tell_requests(ModuleEvents& events) noexcept {
     std::list<Request> told;
     told.splice(told.end(), done_, done_.begin());
     const Request& request = told.front();
+    const Copied* copied = request.copied.get();
+    IoDigest digest;
+    if (copied != nullptr && copied->is_in_order && copied->bytes == request.bytes)
+      digest = copied->digest.value();
     if (request.is_landing) {
-      events.on_received(request.token, request.is_whole);
+      events.on_received(request.token, request.is_whole, digest);
     } else {
-      events.on_sent(request.token);
+      events.on_sent(request.token, digest);
     }
     if (request.peer != nullptr) --request.peer->num_requests;
   }
@@ -633,8 +734,8 @@ struct NoEvents final : ModuleEvents {
                   uint64_t*) noexcept override {
     return false;
   }
-  void on_received(uint64_t, bool) noexcept override {}
-  void on_sent(uint64_t) noexcept override {}
+  void on_received(uint64_t, bool, IoDigest) noexcept override {}
+  void on_sent(uint64_t, IoDigest) noexcept override {}
   void on_closed(PeerId) noexcept override {}
 };
 
@@ -666,6 +767,7 @@ UcxEngine::~UcxEngine() {
   // UCX 1.13 ends the process when a worker goes whose requests are open: then it stays.
   if (worker_ != nullptr && is_empty) {
     ucp_worker_destroy(worker_);
+    if (datatype_ != 0) ucp_dt_destroy(datatype_);
     ucp_cleanup(context_);
   } else if (worker_ == nullptr && context_ != nullptr) {
     ucp_cleanup(context_);
@@ -678,9 +780,9 @@ UcxEngine::~UcxEngine() {
   if (wakes_ >= 0) ::close(wakes_);
 }
 
-ModuleEngine* open_engine(const char* address, TransferFailure* failure) {
+ModuleEngine* open_engine(const char* address, bool copies, TransferFailure* failure) {
   try {
-    auto engine = std::make_unique<UcxEngine>();
+    auto engine = std::make_unique<UcxEngine>(copies);
     if (!engine->open(address == nullptr ? kDefaultAddress : address, failure)) return nullptr;
     return engine.release();
   } catch (const std::exception& error) {
