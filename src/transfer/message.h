@@ -13,8 +13,9 @@
 //
 // A message is a header, which is small and carries its own digest, and for HELLO, DATA and FIN a
 // payload. The header has the payload's length, and its digest for HELLO and FIN. The digest of a
-// chunk is in FIN, so that it can be made while the chunk moves. Every message may be lost, come twice or
-// come late: both sides repeat what was not answered, and answer again what they have seen before.
+// chunk is in FIN, so that it can be made while the chunk moves. Every message may be lost, come
+// twice or come late: both sides repeat what was not answered, and answer again what they have seen
+// before.
 #pragma once
 
 #include <array>
