@@ -2,6 +2,7 @@
 // is not defined.
 #pragma once
 
+#include "kernels/cpu/digest.h"
 #include "kernels/cpu/table.h"
 
 namespace kvc::kernels::cpu {
@@ -11,5 +12,8 @@ extern const KernelTable kScalarTable;
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
 extern const KernelTable kAvx512Bf16Table;
+
+extern const DigestTable kAvx2Digests;
+extern const DigestTable kAvx512Digests;
 
 }  // namespace kvc::kernels::cpu

@@ -130,7 +130,8 @@ std::unique_ptr<TransferEngine> open_ucx_engine(const char* address, bool copies
   const TransferModule* module = find_ucx(&why);
   if (module == nullptr) fail(KVC_E_UNSUPPORTED, "desc.engine = \"ucx\": %s", why.c_str());
   TransferFailure failure;
-  std::unique_ptr<ModuleEngine> engine(module->open(address, copies, &failure));
+  std::unique_ptr<ModuleEngine> engine(
+      module->open(address, copies ? digest_table() : nullptr, &failure));
   if (engine == nullptr) fail_with(failure);
   return std::make_unique<EngineOfModule>("ucx", std::move(engine));
 }

@@ -8,7 +8,7 @@ import tree
 LAYERS = ["base", "files", "tiers", "device", "plan", "transfer", "model_config", "pages", "prefix", "sequences", "step", "exec", "ops", "cache",
           "capi"]
 # What of the kernels the host code may see, and from which layer on.
-KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base", "kernels/mask.h": "exec",
+KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base", "kernels/mask.h": "exec", "kernels/cpu/digest.h": "base",
                   "kernels/step_words.h": "step", "kernels/op_tensors.h": "ops", "kernels/cpu/table.h": "exec"}
 # Those of CUDA are for its wing alone.
 CUDA_HEADERS = ("kernels/cuda/table.h", "kernels/cuda/step.h", "kernels/cuda/work.h")

@@ -61,7 +61,7 @@ bool refuse(TransferFailure* failure, const char* what, ucs_status_t status) noe
 
 class UcxEngine final : public ModuleEngine {
  public:
-  explicit UcxEngine(bool copies) : copies_(copies) {}
+  explicit UcxEngine(const DigestTable* digests) : digests_(digests) {}
   ~UcxEngine() override;
   // Once. False with a failure.
   bool open(const char* address, TransferFailure* failure);
@@ -88,6 +88,8 @@ class UcxEngine final : public ModuleEngine {
   // What has been copied of a payload. UCX may send it over several ways at once: then bytes come
   // in another order, and there is no digest.
   struct Copied {
+    explicit Copied(const DigestTable& digests) : digest(digests) {}
+
     StreamDigest digest;
     size_t range = 0, offset = 0;  // The next byte.
     uint64_t bytes = 0;
@@ -139,8 +141,8 @@ class UcxEngine final : public ModuleEngine {
   bool run_ucx(int most_rounds) noexcept;
   bool drain(int64_t for_ns) noexcept;
 
-  const bool copies_;
-  ucp_datatype_t datatype_ = 0;  // Where it copies.
+  const DigestTable* const digests_;  // Null: UCX has the ranges of payloads.
+  ucp_datatype_t datatype_ = 0;       // Where it copies.
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
@@ -232,7 +234,7 @@ bool UcxEngine::open_worker(const sockaddr_in& address, TransferFailure* failure
   worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
   status = ucp_worker_create(context_, &worker, &worker_);
   if (status != UCS_OK) return refuse(failure, "no worker", status);
-  if (copies_) {
+  if (digests_ != nullptr) {
     constexpr ucp_generic_dt_ops_t kOps{start_pack, start_unpack, packed_size,
                                         pack,       unpack,       finish_copying};
     status = ucp_dt_create_generic(&kOps, this, &datatype_);
@@ -537,7 +539,8 @@ bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<con
     Request& request = made.emplace_back();
     request.header.assign(header.begin(), header.end());
     set_ranges(ranges, &request.ranges);
-    if (copies_ && !request.ranges.empty()) request.copied = std::make_unique<Copied>();
+    if (digests_ != nullptr && !request.ranges.empty())
+      request.copied = std::make_unique<Copied>(*digests_);
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -638,7 +641,7 @@ ucs_status_t UcxEngine::on_payload(void* arg, const void* header, size_t header_
   }
   try {
     set_ranges(into, &request.ranges);
-    if (engine->copies_) request.copied = std::make_unique<Copied>();
+    if (engine->digests_ != nullptr) request.copied = std::make_unique<Copied>(*engine->digests_);
   } catch (const std::bad_alloc&) {
     engine->finish(request);
     return UCS_OK;
@@ -780,9 +783,10 @@ UcxEngine::~UcxEngine() {
   if (wakes_ >= 0) ::close(wakes_);
 }
 
-ModuleEngine* open_engine(const char* address, bool copies, TransferFailure* failure) {
+ModuleEngine* open_engine(const char* address, const DigestTable* digests,
+                          TransferFailure* failure) {
   try {
-    auto engine = std::make_unique<UcxEngine>(copies);
+    auto engine = std::make_unique<UcxEngine>(digests);
     if (!engine->open(address == nullptr ? kDefaultAddress : address, failure)) return nullptr;
     return engine.release();
   } catch (const std::exception& error) {
