@@ -49,10 +49,9 @@ class ModuleEngine {
 
 struct TransferModule {
   ModuleTable table;
-  // `address`: nullable. `digests`: payloads pass through the engine's hands, which gives digests of
-  // them; null: the network may take them where they lie. Null with a failure.
-  ModuleEngine* (*open)(const char* address, const DigestTable* digests,
-                        TransferFailure* failure);
+  // `address`: nullable. `digests`: payloads pass through the engine's hands, and it gives digests
+  // of them; null: the network may take them where they lie. Null with a failure.
+  ModuleEngine* (*open)(const char* address, const DigestTable* digests, TransferFailure* failure);
 };
 
 // Whether the engine "ucx" can be loaded.
@@ -60,8 +59,8 @@ bool has_ucx_engine();
 // Whether this machine has a network card that moves memory by itself (RDMA).
 bool has_rdma() noexcept;
 // Engine "ucx" of libkvcache_transport_ucx.so. `address`: nullable. `copies`: payloads pass through
-// its hands, and it gives digests of them. Throws UNSUPPORTED where there is no such module, and the
-// module's own failure.
+// its hands, and it gives digests of them. Throws UNSUPPORTED where there is no such module, else
+// the module's own failure.
 std::unique_ptr<TransferEngine> open_ucx_engine(const char* address, bool copies = !has_rdma());
 
 }  // namespace kvc
