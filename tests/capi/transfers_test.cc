@@ -189,6 +189,79 @@ TEST(Transfers, WindowsAndSinksArrive) {
   EXPECT_EQ(file_difference(first, third, 1), "");
 }
 
+// What is left of two sinks is the shorter one: the longer one's side has nothing for the rest, or
+// nowhere to put it.
+TEST(Transfers, SinksOfDifferentLengthsAreCutToTheShorterOne) {
+  for (const auto& [theirs, ours] : {std::pair(5, 14), {14, 5}}) {
+    SCOPED_TRACE(std::to_string(theirs) + " sinks to " + std::to_string(ours));
+    Net net({attention_layer(), attention_layer()}, 64);
+    Cache first(net.config), second(net.config);
+    const TestTransport transport;
+    ASSERT_EQ(kvc_seq_add(first.get(), 1, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_seq_set_window(first.get(), 1, 20, theirs, nullptr), KVC_OK);
+    for (int i = 0; i < 9; ++i) append_pattern(first, 1, 7, 3);
+    // The receiver has the first tokens, and its window has dropped some of them.
+    ASSERT_EQ(kvc_seq_add(second.get(), 1, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_seq_set_window(second.get(), 1, 20, ours, nullptr), KVC_OK);
+    for (int i = 0; i < 7; ++i) append_pattern(second, 1, 7, 3);
+    transfer(first, 1, second, recv_desc(1, 14, 49), transport.get(), transport.get());
+    EXPECT_EQ(pattern_difference(second, 1, 3), "");
+    expect_sound(second);
+    append_pattern(second, 1, 11, 3);
+    EXPECT_EQ(pattern_difference(second, 1, 3), "");
+  }
+}
+
+// Bytes of a page behind the last token: none of an earlier sequence travel, and none stay.
+TEST(Transfers, RowsOfEarlierSequencesStayBehind) {
+  Net net({attention_layer()}, 8);
+  Cache first(net.config), second(net.config);
+  const TestTransport transport;
+  for (Cache* cache : {&first, &second}) overwrite_free_pages(*cache);
+  append_pattern(first, 1, 5, 7);
+  const auto last_rows = [](const Cache& cache) {
+    DLManagedTensorVersioned* pool = nullptr;
+    EXPECT_EQ(kvc_export_pool(const_cast<kvc_cache*>(cache.get()), 0, KVC_POOL_K, &pool, nullptr),
+              KVC_OK);
+    const DLTensor& k = pool->dl_tensor;  // [pages, 1 head, 4 tokens, kDim]
+    const auto* page =
+        static_cast<const float*>(k.data) + pages_of(cache, 1, 0).at(1) * k.strides[0];
+    std::vector<float> rows;
+    for (int64_t token = 1; token < 4; ++token)
+      for (int64_t d = 0; d < kDim; ++d)
+        rows.push_back(page[token * k.strides[2] + d * k.strides[3]]);
+    pool->deleter(pool);
+    return rows;
+  };
+  const auto count_zeros = [](const std::vector<float>& rows) {
+    return std::count(rows.begin(), rows.end(), 0.0F);
+  };
+  ASSERT_EQ(count_zeros(last_rows(first)), 0) << "they are the earlier sequence's";
+  transfer(first, 1, second, recv_desc(1, 5), transport.get(), transport.get());
+  EXPECT_EQ(count_zeros(last_rows(second)), 3 * kDim);
+}
+
+// A page of the receiver may be full of tokens while the sender's, which is larger, is not: it may
+// still be given up for another one.
+TEST(Transfers, WhatIsComputedLeavesInWholePagesOfTheSender) {
+  Net large({attention_layer(), attention_layer()}, 16),
+      small({attention_layer(), attention_layer()}, 64);
+  large.config.page_size = 16;
+  Cache first(large.config), second(small.config);
+  const TestTransport sender, receiver;
+  append_pattern(first, 1, 3, 7);
+  TestTransfer sending, receiving;
+  ASSERT_NO_FATAL_FAILURE(begin_transfer(first, 1, second, recv_desc(1, 40), sender.get(),
+                                         receiver.get(), &sending, &receiving,
+                                         KVC_SEND_AS_COMPUTED));
+  for (const int64_t more : {10, 7, 9, 4, 7}) append_pattern(first, 1, more, 7);
+  expect_ok([&](kvc_error* err) { return receiving.wait(kPatienceNs, err); });
+  expect_ok([&](kvc_error* err) { return sending.wait(kPatienceNs, err); });
+  EXPECT_EQ(pattern_difference(second, 1, 7), "");
+  expect_sound(first);
+  expect_sound(second);
+}
+
 TEST(Transfers, QuantisedRowsArriveWithTheirScales) {
   for (const kvc_quant quant : {KVC_QUANT_PER_TOKEN_HEAD, KVC_QUANT_BLOCK16}) {
     std::vector<kvc_layer> layers{attention_layer()};
