@@ -244,8 +244,11 @@ TEST(Transfers, RowsOfEarlierSequencesStayBehind) {
 // A page of the receiver may be full of tokens while the sender's, which is larger, is not: it may
 // still be given up for another one.
 TEST(Transfers, WhatIsComputedLeavesInWholePagesOfTheSender) {
-  Net large({attention_layer(), attention_layer()}, 16),
-      small({attention_layer(), attention_layer()}, 64);
+  // Two pages of the receiver are a chunk.
+  kvc_layer wide = attention_layer();
+  wide.num_q_heads = wide.num_kv_heads = 32;
+  wide.k_dim = 512;
+  Net large({wide, wide}, 4), small({wide, wide}, 12);
   large.config.page_size = 16;
   Cache first(large.config), second(small.config);
   const TestTransport sender, receiver;

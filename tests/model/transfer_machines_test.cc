@@ -156,6 +156,17 @@ TEST_F(TransferReceiver, PayloadsOfAnySizeCostNoMemory) {
   }
 }
 
+TEST_F(TransferReceiver, ChunksOfAnotherSizeThanTheirRowsAreNotLetIn) {
+  greet();
+  for (const uint64_t bytes : {rows_.chunk_bytes(0) - 1, rows_.chunk_bytes(0) + 1, uint64_t{0}}) {
+    Message message = message_of(MessageKind::kData);
+    message.chunk = 0;
+    message.payload_bytes = bytes;
+    EXPECT_FALSE(say(message)) << bytes;
+  }
+  EXPECT_TRUE(say_chunk(0));
+}
+
 TEST_F(TransferReceiver, ASenderThatCancelsBeforeItsGreetingIsHeard) {
   EXPECT_FALSE(say(MessageKind::kCancel));
   EXPECT_EQ(receiver_.state(), Receiver::State::kFailed);

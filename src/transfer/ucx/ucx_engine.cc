@@ -173,9 +173,9 @@ class UcpConfig {
 };
 
 // Larger segments make scattered messages over TCP three to five times as fast: two for a chunk of
-// a mebibyte, each with room for what UCX puts before it, else a third one follows with a few bytes.
-// Still larger ones fall out of the caches. A dead peer is noticed within seconds, and does not take
-// this process with it.
+// a mebibyte, each with room for what UCX puts before it, else a third follows with a few bytes.
+// Still larger ones fall out of the caches. A dead peer is noticed within seconds, and does not
+// take this process with it.
 std::vector<std::pair<std::string, const char*>> settings_of(unsigned minor) {
   constexpr unsigned kNewProtocols = 16, kHasPrefixes = 17, kHasUserTimeout = 22;
   constexpr unsigned kNeedsNoCache = 22;
