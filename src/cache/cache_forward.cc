@@ -345,7 +345,8 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
   std::optional<RowClearer> clearer;
   try {
     core_.engine->check_begin(batch, mode, stream);
-    if (flags.is_partial && core_.writes_pool_alone() && !core_.spec().is_on_gpu())
+    if (flags.is_partial && !flags.leaves_rows && core_.writes_pool_alone() &&
+        !core_.spec().is_on_gpu())
       clearer.emplace(core_);
   } catch (...) {
     batch.discard();

@@ -540,7 +540,7 @@ void CacheTransfers::reserve(const ReceiveRequest& request, bool is_new) {
                              .seqs = &request.seq,
                              .append_lengths = &count,
                              .cross_lengths = cross == 0 ? nullptr : &cross};
-    (void)forward_.begin(batch, {}, {.is_partial = true}, kOwnStream);
+    (void)forward_.begin(batch, {}, {.is_partial = true, .leaves_rows = true}, kOwnStream);
     forward_.end();
     left -= count;
     cross = 0;
