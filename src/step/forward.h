@@ -62,7 +62,7 @@ struct GivenPositions {
 struct ForwardFlags {
   bool is_replay = false;        // A graph that was captured before is launched for it.
   bool is_partial = false;       // It may end without K and V in every layer.
-  bool leaves_rows = false;      // Of a partial one: nobody reads its rows before they are written.
+  bool leaves_rows = false;      // Nobody reads a partial one's rows before they are written.
   bool has_whole_spans = false;  // A span that it would cut is refused.
 };
 
