@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -139,10 +140,15 @@ class Chunks final : private TransferEvents {
       while (num_landed_ < num_chunks_) {
         if (!other_->progress(*this) && num_landed_ < num_chunks_) other_->wait(1'000'000'000);
       }
+      engine_->wake();
     });
     Sender sender;
     size_t next = 0;
-    while (sender.num_back < num_chunks_) {
+    // What has come back may still lie in a buffer of UCX, which leaves as progress() is called.
+    const auto is_done = [&] {
+      return sender.num_back == num_chunks_ && num_landed_ == num_chunks_;
+    };
+    while (!is_done()) {
       while (next < num_chunks_ &&
              (next == sender.num_back ||
               (next - sender.num_back + 1) * chunk * from.front().size <= in_flight_)) {
@@ -153,7 +159,7 @@ class Chunks final : private TransferEvents {
         std::memcpy(header, &next, sizeof next);
         engine_->send(peer_, header, ranges, ++next);
       }
-      if (!engine_->progress(sender) && sender.num_back < num_chunks_) engine_->wait(1'000'000'000);
+      if (!engine_->progress(sender) && !is_done()) engine_->wait(1'000'000'000);
     }
     receiver.join();
     return now_seconds() - begin;
@@ -191,7 +197,8 @@ class Chunks final : private TransferEvents {
   std::unique_ptr<TransferEngine> engine_, other_;
   const PeerId peer_;
   const std::vector<IoRange>* to_ = nullptr;
-  size_t num_chunks_ = 0, num_landed_ = 0, pages_per_chunk_ = 1;
+  size_t num_chunks_ = 0, pages_per_chunk_ = 1;
+  std::atomic<size_t> num_landed_{0};
 };
 
 // ---- Transfers
