@@ -1,5 +1,5 @@
-// The tables of the single instruction sets; only dispatch.cc reads them. One that this build lacks
-// is not defined.
+// The tables of the single instruction sets; only dispatch.cc and digest.cc read them. One that
+// this build lacks is not defined.
 #pragma once
 
 #include "kernels/cpu/digest.h"

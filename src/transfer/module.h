@@ -49,8 +49,8 @@ class ModuleEngine {
 
 struct TransferModule {
   ModuleTable table;
-  // `address`: nullable. `digests`: payloads pass through the engine's hands, and it gives digests
-  // of them; null: the network may take them where they lie. Null with a failure.
+  // `address`: nullable. `digests`: the engine copies payloads and makes digests on the way; null:
+  // the network may take them where they lie. Null with a failure.
   ModuleEngine* (*open)(const char* address, const DigestTable* digests, TransferFailure* failure);
 };
 

@@ -3,8 +3,7 @@
 // A message without a payload is an active message of its own id, sent eagerly. One with a payload
 // is a rendezvous: the receiver names the memory when it has the header, or refuses before a byte
 // has moved. Both sides give lists of ranges, so that pages are not copied together. Where UCX has
-// to copy them anyhow, into what it sends over TCP, this file does it, and makes the digest of what
-// it has in the caches just then.
+// to copy them anyhow, into what it sends over TCP, a PayloadCopy does it.
 //
 // Endpoints are in peer error mode: requests come back whatever happens to the other side, and
 // after a forced close nothing is written for its peer any more. That mode leaves shared memory
@@ -39,6 +38,7 @@
 #include "src/base/thread.h"
 #include "src/transfer/module.h"
 #include "src/transfer/ucx/address.h"
+#include "src/transfer/ucx/payload_copy.h"
 
 namespace kvc {
 namespace {
@@ -85,16 +85,6 @@ class UcxEngine final : public ModuleEngine {
     bool is_ending = false;       // It broke, or is to be closed.
     size_t num_requests = 0;      // Sends and landings that have not been told.
   };
-  // What has been copied of a payload. UCX may send it over several ways at once: then bytes come
-  // in another order, and there is no digest.
-  struct Copied {
-    explicit Copied(const DigestTable& digests) : digest(digests) {}
-
-    StreamDigest digest;
-    size_t range = 0, offset = 0;  // The next byte.
-    uint64_t bytes = 0;
-    bool is_in_order = true;
-  };
   // A request to UCX, from its start until its end is told.
   struct Request {
     UcxEngine* engine = nullptr;
@@ -103,9 +93,9 @@ class UcxEngine final : public ModuleEngine {
     bool is_landing = false;
     bool is_whole = false;
     uint64_t bytes = 0;
-    std::vector<std::byte> header;     // UCX reads it until the end.
-    std::vector<ucp_dt_iov_t> ranges;  // Likewise.
-    std::unique_ptr<Copied> copied;    // Null: UCX has the ranges.
+    std::vector<std::byte> header;      // UCX reads it until the end.
+    std::vector<ucp_dt_iov_t> ranges;   // Likewise.
+    std::unique_ptr<PayloadCopy> copy;  // Null: UCX has the ranges.
     std::list<Request>::iterator self;
   };
 
@@ -119,9 +109,9 @@ class UcxEngine final : public ModuleEngine {
   static size_t packed_size(void* request);
   static size_t pack(void* request, size_t offset, void* to, size_t most);
   static ucs_status_t unpack(void* request, size_t offset, const void* from, size_t bytes);
-  static void finish_copying(void* /*request*/) {}
-  template <typename Copy>
-  static size_t copy(Request& request, size_t offset, size_t most, const Copy& copy);
+  static void finish_copy(void* /*request*/) {}
+  // Throws std::bad_alloc.
+  void set_payload(std::span<const IoRange> ranges, Request* request) const;
   struct Memory;
 
   static void on_connection(ucp_conn_request_h connection, void* arg);
@@ -237,7 +227,7 @@ bool UcxEngine::open_worker(const sockaddr_in& address, TransferFailure* failure
   if (status != UCS_OK) return refuse(failure, "no worker", status);
   if (digests_ != nullptr) {
     constexpr ucp_generic_dt_ops_t kOps{start_pack, start_unpack, packed_size,
-                                        pack,       unpack,       finish_copying};
+                                        pack,       unpack,       finish_copy};
     status = ucp_dt_create_generic(&kOps, this, &datatype_);
     if (status != UCS_OK) return refuse(failure, "no datatype", status);
   }
@@ -456,6 +446,14 @@ void set_ranges(std::span<const IoRange> ranges, std::vector<ucp_dt_iov_t>* out)
   }
 }
 
+void UcxEngine::set_payload(std::span<const IoRange> ranges, Request* request) const {
+  if (digests_ == nullptr) {
+    set_ranges(ranges, &request->ranges);
+  } else {
+    request->copy = std::make_unique<PayloadCopy>(*digests_, ranges);
+  }
+}
+
 void* UcxEngine::start_pack(void*, const void* request, size_t) {
   return const_cast<void*>(request);
 }
@@ -464,64 +462,24 @@ void* UcxEngine::start_unpack(void*, void* request, size_t) { return request; }
 
 size_t UcxEngine::packed_size(void* request) { return static_cast<Request*>(request)->bytes; }
 
-// Calls copy(memory of the payload, its bytes) from `offset` on, for as much as stays in the first
-// cache. Returns the bytes of all calls.
-template <typename Copy>
-size_t UcxEngine::copy(Request& request, size_t offset, size_t most, const Copy& copy) {
-  constexpr size_t kMostAtOnce = 4096;
-  Copied& at = *request.copied;
-  if (offset != at.bytes) {
-    at.is_in_order = false;
-    at.bytes = offset;
-    for (at.range = 0;
-         at.range < request.ranges.size() && offset >= request.ranges[at.range].length;)
-      offset -= request.ranges[at.range++].length;
-    at.offset = offset;
-  }
-  size_t copied = 0;
-  while (copied < most && at.range < request.ranges.size()) {
-    const ucp_dt_iov_t& range = request.ranges[at.range];
-    const size_t bytes = std::min({range.length - at.offset, most - copied, kMostAtOnce});
-    copy(static_cast<std::byte*>(range.buffer) + at.offset, bytes);
-    copied += bytes;
-    at.offset += bytes;
-    if (at.offset == range.length) ++at.range, at.offset = 0;
-  }
-  at.bytes += copied;
-  return copied;
-}
-
 size_t UcxEngine::pack(void* request, size_t offset, void* to, size_t most) {
-  auto& sent = *static_cast<Request*>(request);
-  auto* next = static_cast<std::byte*>(to);
-  return copy(sent, offset, most, [&](const std::byte* from, size_t bytes) {
-    sent.copied->digest.add(from, bytes);
-    std::memcpy(next, from, bytes);
-    next += bytes;
-  });
+  return static_cast<Request*>(request)->copy->read(offset, to, most);
 }
 
 ucs_status_t UcxEngine::unpack(void* request, size_t offset, const void* from, size_t bytes) {
-  auto& landing = *static_cast<Request*>(request);
-  const auto* next = static_cast<const std::byte*>(from);
-  const size_t copied = copy(landing, offset, bytes, [&](std::byte* to, size_t some) {
-    std::memcpy(to, next, some);
-    landing.copied->digest.add(to, some);
-    next += some;
-  });
-  return copied == bytes ? UCS_OK : UCS_ERR_MESSAGE_TRUNCATED;
+  const size_t written = static_cast<Request*>(request)->copy->write(offset, from, bytes);
+  return written == bytes ? UCS_OK : UCS_ERR_MESSAGE_TRUNCATED;
 }
 
 // How UCX is told of a payload. One range is given as such: then UCX copies nothing.
 struct UcxEngine::Memory {
   Memory(Request& request, ucp_request_param_t* params)
       : buffer(request.ranges.data()), count(request.ranges.size()) {
-    const bool is_one = request.ranges.size() == 1;
     params->op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
-    if (request.copied != nullptr) {
+    if (request.copy != nullptr) {
       buffer = &request, count = 1;
       params->datatype = request.engine->datatype_;
-    } else if (is_one) {
+    } else if (request.ranges.size() == 1) {
       buffer = request.ranges.front().buffer, count = request.ranges.front().length;
       params->datatype = ucp_dt_make_contig(1);
     } else {
@@ -539,9 +497,8 @@ bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<con
   try {
     Request& request = made.emplace_back();
     request.header.assign(header.begin(), header.end());
-    set_ranges(ranges, &request.ranges);
-    if (digests_ != nullptr && !request.ranges.empty())
-      request.copied = std::make_unique<Copied>(*digests_);
+    for (const IoRange& range : ranges) request.bytes += range.size;
+    if (request.bytes != 0) set_payload(ranges, &request);
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -550,7 +507,6 @@ bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<con
   request.self = std::prev(open_.end());
   request.engine = this;
   request.token = token;
-  for (const ucp_dt_iov_t& range : request.ranges) request.bytes += range.length;
   if (events_ == nullptr) wake();
   const auto found = peers_.find(to);
   if (found == peers_.end() || found->second.is_ending) {
@@ -560,7 +516,7 @@ bool UcxEngine::send(PeerId to, std::span<const std::byte> header, std::span<con
   Peer& peer = found->second;
   request.peer = &peer;
   ++peer.num_requests;
-  const bool has_payload = !request.ranges.empty();
+  const bool has_payload = request.bytes != 0;
   ucp_request_param_t params{};
   params.op_attr_mask =
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
@@ -641,8 +597,7 @@ ucs_status_t UcxEngine::on_payload(void* arg, const void* header, size_t header_
     return UCS_OK;
   }
   try {
-    set_ranges(into, &request.ranges);
-    if (engine->digests_ != nullptr) request.copied = std::make_unique<Copied>(*engine->digests_);
+    engine->set_payload(into, &request);
   } catch (const std::bad_alloc&) {
     engine->finish(request);
     return UCS_OK;
@@ -670,10 +625,8 @@ bool UcxEngine::tell_requests(ModuleEvents& events) noexcept {
     std::list<Request> told;
     told.splice(told.end(), done_, done_.begin());
     const Request& request = told.front();
-    const Copied* copied = request.copied.get();
     IoDigest digest;
-    if (copied != nullptr && copied->is_in_order && copied->bytes == request.bytes)
-      digest = copied->digest.value();
+    if (request.copy != nullptr) digest = request.copy->digest_of_all(request.bytes);
     if (request.is_landing) {
       events.on_received(request.token, request.is_whole, digest);
     } else {
